@@ -250,7 +250,7 @@ def _check_engram(config: Config) -> None:
     if len(config.engram_num_embeddings) != n_tables:
         raise ValueError(
             f"engram_num_embeddings has {len(config.engram_num_embeddings)} entries, engram_layer_ids has {n_tables}")
-    if not 2 <= config.engram_max_ngram_size:  # type: ignore[operator]
+    if not config.engram_max_ngram_size >= 2:  # type: ignore[operator]
         raise ValueError(f"engram_max_ngram_size={config.engram_max_ngram_size}: n-grams have at least 2 tokens")
     _check_token("engram_pad_token_id", config.engram_pad_token_id, config.vocab_size)
 
