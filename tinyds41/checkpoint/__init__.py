@@ -1,0 +1,1 @@
+"""Models on disk, in the layout of the released files."""

@@ -1,0 +1,70 @@
+"""CSA2 attention: a window of exact neighbours, a few selected global entries, one shared K = V head."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tinyds41.config import Config
+from tinyds41.formats import WINDOW
+from tinyds41.model.context import Context
+from tinyds41.model.norm import RMSNorm
+from tinyds41.model.rope import rotate
+from tinyds41.ops import Ops, Selection
+from tinyds41.trace import see
+
+
+class Attention(nn.Module):
+    """softmax over (window and selected entries and a sink), un-rotated, then the grouped output projection.
+
+    Source: spec 4, TR 2.3. Lessons: 02, 04.
+    """
+
+    def __init__(self, config: Config, layer: int, ops: Ops):
+        super().__init__()
+        self.config, self.layer, self.ops = config, layer, ops
+        self.path = f"layers.{layer}.attn"
+        width, n_heads, groups = config.hidden_size, config.num_attention_heads, config.o_groups
+        self.wq_a = nn.Linear(width, config.q_lora_rank, bias=False)
+        self.q_norm = RMSNorm(config.q_lora_rank, config.rms_norm_eps)
+        self.wq_b = nn.Linear(config.q_lora_rank, n_heads * config.head_dim, bias=False)
+        self.wkv = nn.Linear(width, config.head_dim, bias=False)
+        self.kv_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        # One matrix per group, stacked along the rows as in released files.
+        self.wo_a = nn.Linear(n_heads * config.head_dim // groups, groups * config.o_lora_rank, bias=False)
+        self.wo_b = nn.Linear(groups * config.o_lora_rank, width, bias=False)
+        self.attn_sink = nn.Parameter(torch.zeros(n_heads))
+
+    def query_latent(self, x: Tensor) -> Tensor:
+        """r = RMSNorm(x W_qa), shared with the indexer. Shapes: [B,S,D] -> [B,S,Q]."""
+        return self.q_norm(self.wq_a(x))
+
+    def forward(
+        self, x: Tensor, query_latent: Tensor, ctx: Context, rotation: Tensor, selection: Selection | None
+    ) -> Tensor:
+        """Shapes: x [B,S,D], query_latent [B,S,Q], rotation [B,S,R/2] -> [B,S,D]."""
+        turn = rotation.unsqueeze(-2)
+        q_BSHC = rotate(self.wq_b(query_latent).unflatten(-1, (self.config.num_attention_heads, -1)), turn)
+        kv_BSC = rotate(self.kv_norm(self.wkv(x)), rotation)
+        if self.config.quantize_cache:
+            kv_BSC = WINDOW.fake_quant(kv_BSC)
+        window = ctx.add_window(self.layer, kv_BSC)
+        out_BSHC = self.ops.attend(q_BSHC, window, selection, self.attn_sink)
+        ctx.counters.add("tokens_run", self.layer, x.shape[0] * x.shape[1])
+
+        see(ctx.trace, f"{self.path}.input", x)
+        see(ctx.trace, f"{self.path}.query_latent", query_latent)
+        see(ctx.trace, f"{self.path}.q", q_BSHC)
+        see(ctx.trace, f"{self.path}.window_kv", kv_BSC, by_query=False)
+        see(ctx.trace, f"{self.path}.window_first", window.first)
+        # Keys and values are one rotated vector: turning back leaves values relative to the query.
+        out_BSHC = rotate(out_BSHC, turn.conj())
+        see(ctx.trace, f"{self.path}.heads", out_BSHC)
+        return self.project(out_BSHC)
+
+    def project(self, heads_BSHC: Tensor) -> Tensor:
+        """Each group of heads through its own low-rank matrix, then all through one. Source: spec 2."""
+        groups, rank = self.config.o_groups, self.config.o_lora_rank
+        heads_BSGX = heads_BSHC.flatten(2).unflatten(-1, (groups, -1))
+        wo_a_GrX = self.wo_a.weight.unflatten(0, (groups, rank))
+        return self.wo_b(torch.einsum("bsgx,grx->bsgr", heads_BSGX, wo_a_GrX).flatten(2))

@@ -1,0 +1,172 @@
+"""Engram: a memory of n-grams. Row addresses follow from token ids alone, so rows can be fetched ahead."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tinyds41.config import Config
+from tinyds41.formats import ENGRAM
+from tinyds41.model.context import Context
+from tinyds41.ops import at_least_fp32
+from tinyds41.trace import see
+
+
+def multipliers(layer: int, compressed_vocab_size: int, max_ngram_size: int) -> Tensor:
+    """One odd multiplier per look-back step, int64 [n]. Source: spec 9.2.
+
+    The bound keeps every product below 2^63, so the hash cannot overflow.
+    """
+    bound = max(1, (2**63 - 1) // compressed_vocab_size // 2)
+    drawn = np.random.default_rng(10007 * layer).integers(0, bound, size=max_ngram_size, dtype=np.int64)
+    return torch.from_numpy(drawn * 2 + 1)
+
+
+def table_primes(config: Config) -> list[list[int]]:
+    """For each Engram layer the table sizes of its columns, order-major then head. Source: spec 9.2.
+
+    Every size is a prime of its own, so that two columns never collide in the same pattern.
+    """
+    assert config.engram_vocab_size and config.engram_max_ngram_size and config.engram_n_heads
+    used: set[int] = set()
+    tables = []
+    for _ in config.engram_layer_ids:
+        primes = []
+        for _ in range(2, config.engram_max_ngram_size + 1):
+            prime = config.engram_vocab_size - 1
+            for _ in range(config.engram_n_heads):
+                prime = _next_prime(prime, used)
+                used.add(prime)
+                primes.append(prime)
+        tables.append(primes)
+    return tables
+
+
+def _next_prime(above: int, used: set[int]) -> int:
+    candidate = above + 1
+    while candidate in used or not _is_prime(candidate):
+        candidate += 1
+    return candidate
+
+
+def _is_prime(number: int) -> bool:
+    if number < 4:
+        return number > 1
+    return number % 2 == 1 and all(number % divisor for divisor in range(3, int(number**0.5) + 1, 2))
+
+
+def hash_rows(lookback: Tensor, multiplier: Tensor, primes: Tensor, n_heads: int) -> Tensor:
+    """Table rows of each token, order-major then head.
+
+    x_0 = id(p) mult_0; x_i = x_{i-1} xor id(p-i) mult_i; row = x_i mod prime + offset.
+
+    Shapes: lookback [..., n] compressed ids, multiplier [n], primes [(n-1)*heads] -> int64 [..., (n-1)*heads].
+    Source: spec 9.2.
+    """
+    products = lookback * multiplier.to(lookback.device)
+    mixed = [products[..., 0]]
+    for step in range(1, lookback.shape[-1]):
+        mixed.append(mixed[-1] ^ products[..., step])
+    per_order = torch.stack(mixed[1:], -1).repeat_interleave(n_heads, -1)
+    primes = primes.to(lookback.device)
+    return per_order % primes + (primes.cumsum(0) - primes)
+
+
+def compress_look_back(ids: Tensor, token_map: Tensor, dead: Tensor, pad_id: int) -> Tensor:
+    """Token ids to compressed ids; from the first dead or missing token on, the compressed id of the pad.
+
+    Shapes: ids and dead [..., n], nearest first, ids < 0 where there is no token. Source: spec 9.1, 9.2.
+    """
+    blocked = (dead | (ids < 0)).cummax(-1).values
+    return token_map[ids.clamp(min=0)].masked_fill(blocked, pad_id)
+
+
+class Engram(nn.Module):
+    """X_i += g_i * value, with a gate per stream and 24 table rows per token behind it. Source: spec 9. Lesson: 10.
+
+    Raises: ValueError when the primes do not add up to engram_num_embeddings, or the token map does not fit.
+    """
+
+    def __init__(self, config: Config, table: int):
+        super().__init__()
+        self.config = config
+        self.path = f"layers.{config.engram_layer_ids[table]}.engram"
+        primes = table_primes(config)[table]
+        n_rows = config.engram_num_embeddings[table]
+        if sum(primes) != n_rows:
+            raise ValueError(
+                f"engram_num_embeddings[{table}]={n_rows}, but the primes from engram_vocab_size="
+                f"{config.engram_vocab_size} add up to {sum(primes)}")  # fmt: skip
+        assert config.engram_compressed_vocab_size and config.engram_max_ngram_size and config.engram_head_dim
+        self.multipliers = multipliers(
+            config.engram_layer_ids[table], config.engram_compressed_vocab_size, config.engram_max_ngram_size)  # fmt: skip
+        # On the CPU also while the model is built on the meta device: these are addresses, not weights.
+        self.primes = torch.tensor(primes, device="cpu")
+        # Set by the model: the tokenizer's compressed id of each token. Derived, so never saved.
+        self.register_buffer("token_map", torch.empty(config.vocab_size, dtype=torch.long), persistent=False)
+        width, n_streams = config.hidden_size, config.hc_mult
+        self.embed = nn.Embedding(n_rows, config.engram_head_dim)
+        self.wkv = nn.Linear(len(primes) * config.engram_head_dim, (n_streams + 1) * width, bias=False)
+        self.q_weight = nn.Parameter(torch.ones(n_streams, width))
+        self.k_weight = nn.Parameter(torch.ones(n_streams, width))
+
+    def rows(self, lookback: Tensor) -> Tensor:
+        """Addresses in the table, from token ids alone. Shapes: [B,S,n] -> int64 [B,S,columns]."""
+        dead = lookback == self.config.engram_pad_token_id
+        assert isinstance(self.token_map, Tensor)
+        pad_id = int(self.token_map[self.config.engram_pad_token_id])
+        compressed = compress_look_back(lookback, self.token_map, dead, pad_id)
+        return hash_rows(compressed, self.multipliers, self.primes, self.config.engram_n_heads or 1)
+
+    def forward(self, streams: Tensor, lookback: Tensor, ctx: Context) -> Tensor:
+        """What is added to the streams. Shapes: streams [B,S,N,D], lookback [B,S,n] token ids -> [B,S,N,D]."""
+        rows_BSX = self.rows(lookback)
+        memory = self.embed(rows_BSX)
+        if self.config.quantize_engram:
+            memory = ENGRAM.fake_quant(memory)
+        alive = ctx.alive & (lookback[..., 0] != self.config.engram_pad_token_id)
+        gate_BSN, value_BSD = self.read(streams, memory.flatten(2), alive)
+        see(ctx.trace, f"{self.path}.rows", rows_BSX)
+        see(ctx.trace, f"{self.path}.gate", gate_BSN)
+        see(ctx.trace, f"{self.path}.value", value_BSD)
+        return (gate_BSN.unsqueeze(-1) * at_least_fp32(value_BSD).unsqueeze(2)).to(streams.dtype)
+
+    def read(self, streams: Tensor, memory: Tensor, alive: Tensor) -> tuple[Tensor, Tensor]:
+        """g_i = sigmoid(sgn(t) sqrt(max(|t|, 1e-6))) from the agreement t of stream and key; 0 at dead positions.
+
+        Shapes: streams [B,S,N,D], memory [B,S,columns*head_dim], alive [B,S] -> gate [B,S,N], value [B,S,D].
+        """
+        n_streams, width = self.q_weight.shape
+        keys, value = self.wkv(memory).split([n_streams * width, width], -1)
+        keys_BSND, wide_BSND = at_least_fp32(keys).unflatten(-1, (n_streams, width)), at_least_fp32(streams)
+        weight = at_least_fp32(self.q_weight) * at_least_fp32(self.k_weight)
+        agreement_BSN = (wide_BSND * weight * keys_BSND).sum(-1) * width**-0.5
+        eps = self.config.rms_norm_eps
+        agreement_BSN = agreement_BSN * (wide_BSND.square().mean(-1) + eps).rsqrt()
+        agreement_BSN = agreement_BSN * (keys_BSND.square().mean(-1) + eps).rsqrt()
+        # The sign of 0 counts as +, and the root starts at 1e-6: a zero dot product opens the gate to 0.50025.
+        sign = torch.where(agreement_BSN < 0, -1.0, 1.0).to(agreement_BSN.dtype)
+        gate_BSN = torch.sigmoid(sign * agreement_BSN.abs().clamp(min=1e-6).sqrt())
+        return gate_BSN.masked_fill(~alive.unsqueeze(-1), 0), value
+
+
+def identity_map(config: Config, device: torch.device | None = None) -> Tensor:
+    """The token map of a model without a tokenizer. Raises: ValueError when the config needs one. Source: spec 9.1."""
+    if config.engram_compressed_vocab_size != config.vocab_size:
+        raise ValueError(
+            f"engram_compressed_vocab_size={config.engram_compressed_vocab_size} differs from vocab_size="
+            f"{config.vocab_size}: such a model needs its tokenizer (token_map)")
+    return torch.arange(config.vocab_size, device=device)
+
+
+def check_token_map(config: Config, token_map: Tensor) -> Tensor:
+    """Raises: ValueError when a tokenizer's compressed vocabulary is not the one the model was made for."""
+    if token_map.shape != (config.vocab_size,):
+        raise ValueError(f"token_map has shape {tuple(token_map.shape)}, vocab_size is {config.vocab_size}")
+    found = int(token_map.max()) + 1
+    if found != config.engram_compressed_vocab_size:
+        raise ValueError(
+            f"the tokenizer compresses to {found} ids, engram_compressed_vocab_size is "
+            f"{config.engram_compressed_vocab_size}: it is not this model's tokenizer")
+    return token_map

@@ -1,0 +1,22 @@
+"""RMSNorm, the only normalisation of the model."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tinyds41.ops import at_least_fp32
+
+
+class RMSNorm(nn.Module):
+    """y = w * x / sqrt(mean(x^2) + eps), in at least fp32, cast back. Shapes: [..., width]. Source: spec 2."""
+
+    def __init__(self, width: int, eps: float):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = at_least_fp32(x)
+        scaled = wide * (wide.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+        return (at_least_fp32(self.weight) * scaled).to(x.dtype)

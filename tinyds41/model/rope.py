@@ -1,0 +1,68 @@
+"""Rotary positions: adjacent pairs of the last R channels turn by position times frequency."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from tinyds41.config import Config
+
+
+class Rope:
+    """The frequencies of one kind of layer: plain for window-only layers, YaRN for compressed ones.
+
+    Units: angles in radians, built in float64: near position 1,048,575 fp32 angles are off by 0.06.
+    Source: spec 2. The frequencies are no buffer, so that `model.to(bfloat16)` cannot round them.
+    """
+
+    def __init__(self, config: Config, *, compressed: bool):
+        self.compressed = compressed
+        self.frequencies = inverse_frequencies(config, compressed=compressed)
+
+    def rotation(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        """e^{i p f}. Shapes: positions [...] (integers) -> complex [..., R/2]; complex128 for float64, else complex64."""
+        angles = positions.unsqueeze(-1) * self.frequencies.to(positions.device)
+        turn = torch.polar(torch.ones_like(angles), angles)
+        return turn if dtype == torch.float64 else turn.to(torch.complex64)
+
+
+def inverse_frequencies(config: Config, *, compressed: bool) -> Tensor:
+    """f_i, float64 [R/2]: theta^(-2i/R), for compressed layers blended by YaRN's ramp. Source: spec 2."""
+    width = config.qk_rope_head_dim
+    base = config.compress_rope_theta if compressed else config.rope_theta
+    pair = torch.arange(width // 2, dtype=torch.float64, device="cpu")
+    frequencies = base ** (-2 * pair / width)
+    if not compressed or config.rope_scaling is None:
+        return frequencies
+    low, high = yarn_ramp(config)
+    ramp = ((pair - low) / (high - low)).clamp(0, 1)
+    # Only the frequencies change; the softmax temperature of YaRN is not used here.
+    return frequencies / config.rope_scaling["factor"] * ramp + frequencies * (1 - ramp)
+
+
+def yarn_ramp(config: Config) -> tuple[float, float]:
+    """The pair numbers between which YaRN's blend runs from 'keep' to 'stretch'. Source: spec 2."""
+    scaling, width = config.rope_scaling, config.qk_rope_head_dim
+    assert scaling is not None
+    original, base = scaling["original_max_position_embeddings"], config.compress_rope_theta
+
+    def pair_turning(times: float) -> float:
+        return width * math.log(original / (2 * math.pi * times)) / (2 * math.log(base))
+
+    low = max(math.floor(pair_turning(scaling["beta_fast"])), 0)
+    high = min(math.ceil(pair_turning(scaling["beta_slow"])), width - 1)
+    return low, high + 0.001 if low == high else high
+
+
+def rotate(x: Tensor, rotation: Tensor) -> Tensor:
+    """Turns the adjacent pairs (2i, 2i+1) of the last R channels; pass `rotation.conj()` to turn back.
+
+    Shapes: x [..., C], rotation complex [..., R/2] that broadcasts over x's leading axes.
+    """
+    n_rotary = 2 * rotation.shape[-1]
+    still, moving = x[..., :-n_rotary], x[..., -n_rotary:]
+    pairs = moving.to(torch.float64 if rotation.dtype == torch.complex128 else torch.float32)
+    turned = torch.view_as_complex(pairs.unflatten(-1, (-1, 2)).contiguous()) * rotation
+    return torch.cat([still, torch.view_as_real(turned).flatten(-2).to(x.dtype)], -1)

@@ -1,0 +1,148 @@
+"""The whole model: an encoder that every token passes, a decoder that only the last ones need."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tinyds41.config import Config
+from tinyds41.memory import require_bytes
+from tinyds41.model.block import Block, Carry
+from tinyds41.model.context import Context, Sequence
+from tinyds41.model.engram import Engram, check_token_map, identity_map
+from tinyds41.model.init import initialise
+from tinyds41.model.norm import RMSNorm
+from tinyds41.model.rope import Rope
+from tinyds41.ops import Ops
+from tinyds41.plan import Plan
+from tinyds41.trace import Trace, see
+
+if TYPE_CHECKING:
+    from tinyds41.tokenizer import Tokenizer
+
+
+class Model(nn.Module):
+    """DeepSeek-V4.1-Flash at any size. `model(ids)` gives logits; `encode` and `decode` are its two halves.
+
+    tokenizer: needed for Engram unless engram_compressed_vocab_size equals vocab_size; kept as `model.tokenizer`.
+    token_map: the tokenizer's compressed ids [V], where the tokenizer itself is not at hand.
+    seed: of the initial weights; the global random state is neither read nor changed.
+
+    Raises: MemoryError before allocating when the weights cannot fit; ValueError for a tokenizer of another model.
+    Source: spec 1-9.
+    """
+
+    def __init__(
+        self, config: Config, *, tokenizer: Tokenizer | None = None, token_map: Tensor | None = None,
+        ops: Ops | None = None, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", seed: int = 0,
+    ):  # fmt: skip
+        super().__init__()
+        self.config, self.tokenizer = config, tokenizer
+        if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
+            raise ValueError(f"the tokenizer has {tokenizer.vocab_size} ids, vocab_size is {config.vocab_size}")
+        ops, device = ops or Ops.plain(), torch.device(device)
+        with torch.device("meta"):
+            self._build(config, ops)
+            self.to(dtype)
+        if device.type != "meta":
+            n_parameters = sum(parameter.numel() for parameter in self.parameters())
+            require_bytes(n_parameters * dtype.itemsize, device, f"a model of {n_parameters:,} parameters in {dtype}")
+            self.to_empty(device=device)
+            self._set_token_map(token_map, device)
+            initialise(self, seed)
+
+    def _build(self, config: Config, ops: Ops) -> None:
+        ropes = {compressed: Rope(config, compressed=compressed) for compressed in (False, True)}
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList()
+        for layer in self.plan:
+            engram = None if layer.engram is None else Engram(config, layer.engram)
+            self.layers.append(Block(config, layer, ops, ropes, engram))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    def _set_token_map(self, token_map: Tensor | None, device: torch.device) -> None:
+        if not self.config.engram_layer_ids:
+            return
+        if token_map is None and self.tokenizer is not None:
+            token_map = self.tokenizer.compressed_map()
+            # Ids that the tokenizer never produces share the pad's compressed id.
+            missing = self.config.vocab_size - token_map.shape[0]
+            token_map = F.pad(token_map, (0, missing), value=int(token_map[self.config.engram_pad_token_id]))
+        token_map = identity_map(self.config) if token_map is None else check_token_map(self.config, token_map)
+        for block in self.layers:
+            if block.engram is not None:
+                block.engram.token_map = token_map.to(device)
+
+    @property
+    def plan(self) -> Plan:
+        return self.config.plan()
+
+    @property
+    def device(self) -> torch.device:
+        return self.head.weight.device
+
+    def forward(self, ids: Tensor, *, documents: Tensor | None = None, trace: Trace | None = None) -> Tensor:
+        """Logits of whole sequences, with gradients.
+
+        Shapes: ids [B,S] integers, documents [B,S] (see `Sequence`) -> [B,S,V].
+        Raises: ValueError for ids out of range, an empty prompt, more tokens than max_position_embeddings.
+        """
+        check_ids(ids, self.config)
+        ctx = Sequence(self.config, ids, documents, trace)
+        logits = self.logits(self.decode(self.encode(ids, ctx), ctx))
+        if trace is not None:
+            see(trace, "logits", logits)
+            trace.finish()
+        return logits
+
+    def encode(self, ids: Tensor, ctx: Context) -> Carry:
+        """Encoder layers, then the boundary layer's global entries for every token. Source: spec 5."""
+        embedded = self.embed(ids)
+        see(ctx.trace, "embed", embedded)
+        lookback = None
+        if self.config.engram_layer_ids:
+            assert self.config.engram_max_ngram_size
+            lookback = ctx.look_back(ids, self.config.engram_max_ngram_size)
+        carry = Carry.start(embedded, self.config.hc_mult, lookback)
+        for block in self.layers[: self.plan.n_encoder]:
+            carry = block(carry, ctx)
+        return carry if self.plan.boundary is None else self._boundary.prepare(carry, ctx)
+
+    def decode(self, carry: Carry, ctx: Context) -> Carry:
+        """Decoder layers on the tokens in `carry`; the boundary layer's entries are already written."""
+        if self.plan.boundary is None:
+            return carry
+        carry = self._boundary.finish(carry, ctx)
+        for block in self.layers[self.plan.boundary + 1 :]:
+            carry = block(carry, ctx)
+        return carry
+
+    def logits(self, carry: Carry) -> Tensor:
+        """W_head RMSNorm(sum_i mix_i X_i), with the last sub-layer's pre. Shapes: -> [B,S,V]. Source: spec 7."""
+        return self.head(self.norm(carry.collapsed))
+
+    @property
+    def _boundary(self) -> Block:
+        assert self.plan.boundary is not None
+        block = self.layers[self.plan.boundary]
+        assert isinstance(block, Block)
+        return block
+
+
+def check_ids(ids: Tensor, config: Config) -> None:
+    """Raises: ValueError naming the shape, the id or the length that does not fit."""
+    if ids.ndim != 2:
+        raise ValueError(f"ids have shape {tuple(ids.shape)}, expected [B, S]")
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"ids are {ids.dtype}, expected int64 or int32")
+    if ids.shape[1] == 0 or ids.shape[0] == 0:
+        raise ValueError(f"an empty prompt: ids have shape {tuple(ids.shape)}")
+    if ids.shape[1] > config.max_position_embeddings:
+        raise ValueError(f"{ids.shape[1]} tokens exceed max_position_embeddings={config.max_position_embeddings}")
+    low, high = (int(value) for value in ids.aminmax())
+    if low < 0 or high >= config.vocab_size:
+        raise ValueError(f"id {low if low < 0 else high} is out of range: ids are 0..{config.vocab_size - 1}")

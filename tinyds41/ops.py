@@ -1,0 +1,342 @@
+"""The hot functions in plain PyTorch: the one place where attention and selection are computed fast.
+
+`kernels/` mirrors these signatures; `reference.py` is the slow definition that both are tested against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tinyds41.formats import Rows
+from tinyds41.sinkhorn import sinkhorn
+
+# Elements of one temporary array of scores; small enough to stay in a CPU's cache while it is reduced.
+SCORE_ELEMENTS = 1 << 21
+
+
+def at_least_fp32(x: Tensor) -> Tensor:
+    """`x` in fp32, or untouched when it is wider (spec 15)."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+# ---------------------------------------------------------------------------------------------- selection
+
+
+def select_top(scores: Tensor, k: int) -> Tensor:
+    """The k best by (score, lower index), ascending by index; -1 where fewer than k are above -inf.
+
+    Shapes: scores [..., T] -> int64 [..., k].
+    Source: spec 4.4. The only top-k of the project: bare `topk` breaks ties at random.
+    """
+    n_entries = scores.shape[-1]
+    if n_entries <= k:
+        index = torch.arange(n_entries, device=scores.device).expand(scores.shape)
+        return F.pad(_ascending(index, scores), (0, k - n_entries), value=-1)
+    best = scores.topk(k + 1, dim=-1)
+    index = best.indices[..., :k]
+    # A tie matters only across the border between the k-th and the next value.
+    tied = (best.values[..., k - 1] == best.values[..., k]) & (best.values[..., k] > -torch.inf)
+    if tied.any():
+        index = index.clone()
+        index[tied] = _lowest_of_ties(scores[tied], best.values[tied][..., k - 1 : k], k)
+    return _ascending(index, scores.gather(-1, index))
+
+
+def _lowest_of_ties(scores_NT: Tensor, border_N1: Tensor, k: int) -> Tensor:
+    """Everything above the border, filled up with the lowest entries equal to it."""
+    above_NT = scores_NT > border_N1
+    equal_NT = scores_NT == border_N1
+    room_N1 = k - above_NT.sum(-1, keepdim=True)
+    keep_NT = above_NT | (equal_NT & (equal_NT.cumsum(-1) <= room_N1))
+    return keep_NT.nonzero()[:, 1].view(-1, k)
+
+
+def _ascending(index: Tensor, scores: Tensor) -> Tensor:
+    """Sorts indices and moves those of -inf behind them as -1."""
+    last = torch.iinfo(torch.int64).max
+    index = index.masked_fill(scores == -torch.inf, last).sort(-1).values
+    return index.masked_fill(index == last, -1)
+
+
+def index_scores(q_BSIJ: Tensor, weight_BSI: Tensor, keys_BTJ: Tensor) -> Tensor:
+    """score(p, j) = sum_i w_i I^-1/2 J^-1/2 relu(q_i . k_j). Shapes: -> [B,S,T]. Source: spec 4.4."""
+    n_heads, width = q_BSIJ.shape[-2:]
+    dots_BSIT = (q_BSIJ.flatten(1, 2) @ keys_BTJ.mT).unflatten(1, q_BSIJ.shape[1:3]).relu_()
+    weight_BS1I = (at_least_fp32(weight_BSI) * (n_heads * width) ** -0.5).unsqueeze(2)
+    return (weight_BS1I @ at_least_fp32(dots_BSIT)).squeeze(2)
+
+
+@dataclass
+class Selection:
+    """What one index source chose for each query, and the rows it chose from.
+
+    Shapes: index [B,S,K] entry numbers, ascending, -1 = none; pool [B,S,P] block numbers, -1 = none.
+    """
+
+    index: Tensor
+    entries: Rows
+    pool: Tensor | None = None
+    _taken: Tensor | None = field(default=None, repr=False)
+
+    def rows(self) -> Tensor:
+        """The chosen rows [B,S,K,C], gathered once and shared by the Reuse layers that follow."""
+        if self._taken is None:
+            self._taken = self.entries.take(self.index)
+        return self._taken
+
+    def last(self, n: int) -> Selection:
+        """The same for the last n queries."""
+        pool = None if self.pool is None else self.pool[:, -n:]
+        taken = None if self._taken is None else self._taken[:, -n:]
+        return Selection(self.index[:, -n:], self.entries, pool, taken)
+
+
+@torch.no_grad()
+def score_and_select(
+    q: Tensor, weight: Tensor, keys: Rows, first: Tensor, last: Tensor, k: int, *,
+    block_size: int = 1, pool: Tensor | None = None, form_blocks: int = 0,
+    count: Callable[[int], None] | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Scores the visible entries, or only those of the pool, and keeps the k best of each query.
+
+    Shapes: q [B,S,I,J], weight [B,S,I], keys T rows of J, first and last [B,S]: entries first..last-1 are
+        visible; pool [B,S,P] blocks of `block_size`. Returns index [B,S,min(k,T)] and, with `form_blocks`, the new
+        pool [B,S,min(form_blocks, blocks)].
+    Differs: queries go in chunks, so no [B,S,I,T] array exists for the whole sequence.
+    Source: spec 4.4, 4.5.
+    """
+    n_entries = keys.shape[1]
+    k = min(k, n_entries)
+    n_blocks = min(form_blocks, -(-n_entries // block_size))
+    if n_entries == 0:
+        return first.new_empty(*first.shape, 0), first.new_empty(*first.shape, 0) if form_blocks else None
+    per_query = q.shape[0] * (q.shape[2] * n_entries if pool is None else pool.shape[2] * block_size * q.shape[3])
+    chunk = max(1, SCORE_ELEMENTS // max(1, per_query))
+    picks, pools = [], []
+    for start in range(0, q.shape[1], chunk):
+        part = slice(start, start + chunk)
+        if pool is not None:
+            index_BSP = _pool_entries(pool[:, part], block_size)
+            index_BSP = index_BSP.masked_fill((index_BSP < first[:, part, None]) | (index_BSP >= last[:, part, None]), -1)
+            scores = _pooled_scores(q[:, part], weight[:, part], keys, index_BSP)
+            column = select_top(scores, k)
+            picks.append(torch.where(column < 0, -1, index_BSP.gather(-1, column.clamp(min=0))))
+        else:
+            # No query of this chunk sees further than the largest `last`.
+            seen = max(1, int(last[:, part].max()))
+            scores = index_scores(q[:, part], weight[:, part], keys.narrow(0, seen).all())
+            column = torch.arange(seen, device=q.device)
+            scores.masked_fill_((column < first[:, part, None]) | (column >= last[:, part, None]), -torch.inf)
+            picks.append(select_top(scores, k))
+        if count is not None:
+            count(scores.numel())
+        if form_blocks:
+            pools.append(pool_blocks(scores, last[:, part], n_blocks, block_size))
+    return torch.cat(picks, 1), torch.cat(pools, 1) if form_blocks else None
+
+
+def _pool_entries(pool_BSP: Tensor, block_size: int) -> Tensor:
+    """Blocks to the entries inside them; -1 stays -1. Shapes: [B,S,P] -> [B,S,P*block_size]."""
+    offset = torch.arange(block_size, device=pool_BSP.device)
+    entries = pool_BSP.unsqueeze(-1) * block_size + offset
+    return entries.masked_fill(pool_BSP.unsqueeze(-1) < 0, -1).flatten(-2)
+
+
+def _pooled_scores(q_BSIJ: Tensor, weight_BSI: Tensor, keys: Rows, index_BSP: Tensor) -> Tensor:
+    """The same scores, computed for the listed entries alone; -inf where none is listed."""
+    keys_BSPJ = keys.take(index_BSP.masked_fill(index_BSP >= keys.shape[1], -1))
+    scores_BSP = index_scores(
+        q_BSIJ.flatten(0, 1).unsqueeze(1), weight_BSI.flatten(0, 1).unsqueeze(1), keys_BSPJ.flatten(0, 1))
+    return scores_BSP.view(index_BSP.shape).masked_fill_(index_BSP < 0, -torch.inf)
+
+
+def pool_blocks(scores_BST: Tensor, last_BS: Tensor, n_blocks: int, block_size: int) -> Tensor:
+    """The best blocks by their best visible entry; the newest visible block is always among them.
+
+    Shapes: scores [B,S,T] with -inf where invisible -> block numbers [B,S,n_blocks], -1 = none. Source: spec 4.5.
+    """
+    padding = -scores_BST.shape[-1] % block_size
+    blocks_BSG = F.pad(scores_BST, (0, padding), value=-torch.inf).unflatten(-1, (-1, block_size)).amax(-1)
+    newest_BS1 = ((last_BS - 1).clamp(min=0) // block_size).unsqueeze(-1)
+    # A query that sees nothing has no newest block: its -inf must not become +inf.
+    kept_BS1 = torch.where(blocks_BSG.gather(-1, newest_BS1) > -torch.inf, torch.inf, -torch.inf)
+    return select_top(blocks_BSG.scatter(-1, newest_BS1, kept_BS1.to(blocks_BSG.dtype)), n_blocks)
+
+
+# ---------------------------------------------------------------------------------------------- attention
+
+
+@dataclass
+class Window:
+    """The rows around each query: the last S rows belong to the S queries, in order.
+
+    Shapes: rows P+S rows of C; first [B,S] first row each query may see (it also sees all up to its own).
+    """
+
+    rows: Rows
+    first: Tensor
+    size: int  # W, an upper bound of what a query sees
+
+
+def attend(q: Tensor, window: Window, selection: Selection | None, sink: Tensor) -> Tensor:
+    """o_h = sum_i e^{s_i} v_i / (e^{sink_h} + sum_i e^{s_i}) over window and selected rows, K = V.
+
+    Shapes: q [B,S,H,C], sink [H] -> [B,S,H,C]; a query with nothing to see gives zeros. Source: spec 4.7.
+    """
+    outputs = []
+    per_query = q.shape[0] * q.shape[2] * (2 * window.size + (0 if selection is None else selection.index.shape[-1]))
+    # Whole windows per chunk, because the bands below are cut in windows.
+    chunk = max(1, SCORE_ELEMENTS * 2 // per_query // window.size) * window.size
+    rows_BTC = window.rows.all()
+    chosen_BSKC = None if selection is None else selection.rows()
+    past = rows_BTC.shape[1] - q.shape[1]
+    for start in range(0, q.shape[1], chunk):
+        part = slice(start, start + chunk)
+        q_BSHC = q[:, part]
+        begin = max(0, past + start - window.size + 1)
+        band_BNKC, hidden_BSK = _bands(rows_BTC[:, begin : past + start + q_BSHC.shape[1]],
+                                       window.first[:, part] - begin, window.size)  # fmt: skip
+        chosen = None if chosen_BSKC is None else chosen_BSKC[:, part]
+        absent = None if selection is None else selection.index[:, part] < 0
+        outputs.append(_attend_chunk(q_BSHC, band_BNKC, hidden_BSK, chosen, absent, sink))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+
+
+def _bands(rows_BTC: Tensor, first_BS: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Cuts the window rows into one band of keys per block of queries, and says which keys are hidden.
+
+    Shapes: -> band [B,N,K,C] for N blocks of ceil(S/N) queries, hidden [B,S,K] (bool).
+    """
+    n_queries = first_BS.shape[1]
+    block = min(size, n_queries)
+    n_bands = -(-n_queries // block)
+    past = rows_BTC.shape[1] - n_queries
+    if n_bands == 1:
+        band_BNKC, offset = rows_BTC.unsqueeze(1), torch.zeros(1, dtype=torch.long, device=rows_BTC.device)
+    else:
+        # Blocks of `size` rows: a query block sees its own and the one before it.
+        rows_BTC = F.pad(rows_BTC, (0, 0, size - past, n_bands * size - n_queries))
+        blocks_BNKC = rows_BTC.unflatten(1, (n_bands + 1, size))
+        band_BNKC = torch.cat([blocks_BNKC[:, :-1], blocks_BNKC[:, 1:]], 2)
+        offset = torch.arange(n_bands, device=rows_BTC.device) * size - size + past
+    query = torch.arange(n_queries, device=rows_BTC.device)
+    row_SK = offset[query // block].unsqueeze(-1) + torch.arange(band_BNKC.shape[2], device=rows_BTC.device)
+    hidden_BSK = (row_SK < first_BS.unsqueeze(-1)) | (row_SK > (past + query).unsqueeze(-1))
+    return band_BNKC, hidden_BSK
+
+
+def _attend_chunk(q_BSHC, band_BNKC, hidden_BSK, chosen_BSKC, absent_BSK, sink) -> Tensor:
+    n_queries, n_heads, width = q_BSHC.shape[1:]
+    n_bands = band_BNKC.shape[1]
+    block = n_queries if n_bands == 1 else band_BNKC.shape[2] // 2
+    padded = F.pad(q_BSHC, (0, 0, 0, 0, 0, n_bands * block - n_queries)) if n_bands * block > n_queries else q_BSHC
+    q_BNQC = padded.unflatten(1, (n_bands, block)).flatten(2, 3)
+
+    # s_i = q_h . v_i / sqrt(C)
+    window_BSHK = (q_BNQC @ band_BNKC.mT).unflatten(2, (block, n_heads)).flatten(1, 2)[:, :n_queries]
+    parts = [at_least_fp32(window_BSHK).masked_fill(hidden_BSK.unsqueeze(2), -torch.inf)]
+    if chosen_BSKC is not None:
+        global_BSHK = at_least_fp32(q_BSHC @ chosen_BSKC.mT)
+        parts.append(global_BSHK.masked_fill(absent_BSK.unsqueeze(2), -torch.inf))
+    sink_BSH1 = at_least_fp32(sink)[:, None].expand(*q_BSHC.shape[:3], 1)
+    scores_BSHK = torch.cat([part * width**-0.5 for part in parts] + [sink_BSH1], -1)
+    weight_BSHK = scores_BSHK.softmax(-1).to(q_BSHC.dtype)
+
+    n_window = band_BNKC.shape[2]
+    near_BSHK = weight_BSHK[..., :n_window]
+    if n_bands * block > n_queries:
+        near_BSHK = F.pad(near_BSHK, (0, 0, 0, 0, 0, n_bands * block - n_queries))
+    near_BNQK = near_BSHK.unflatten(1, (n_bands, block)).flatten(2, 3)
+    out_BSHC = (near_BNQK @ band_BNKC).unflatten(2, (block, n_heads)).flatten(1, 2)[:, :n_queries]
+    if chosen_BSKC is not None:
+        out_BSHC = out_BSHC + weight_BSHK[..., n_window:-1] @ chosen_BSKC
+    return out_BSHC
+
+
+# ---------------------------------------------------------------------------------------------- experts
+
+
+def experts(x: Tensor, index: Tensor, weight: Tensor, w1: Tensor, w2: Tensor, w3: Tensor, limit: float) -> Tensor:
+    """sum_a weight_a expert_{index_a}(x): tokens sorted by expert, one matrix product per expert and matrix.
+
+    Shapes: x [n,D], index and weight [n,A], w1 and w3 [E,F,D], w2 [E,D,F] -> [n,D] in at least fp32. Source: spec 8.
+    """
+    n_active = index.shape[1]
+    order = index.flatten().argsort(stable=True)
+    token = order // n_active
+    counts = torch.bincount(index.flatten(), minlength=w1.shape[0]).tolist()
+    sorted_ND = x.index_select(0, token)
+    outputs = [
+        swiglu(part, w1[e], w2[e], w3[e], limit) for e, part in enumerate(sorted_ND.split(counts)) if part.shape[0]
+    ]
+    weighted_ND = at_least_fp32(torch.cat(outputs)) * weight.flatten()[order].unsqueeze(-1)
+    # Back to token order, then a sum over the A experts of a token: no atomics, the same sum on every run.
+    back = torch.empty_like(order).index_put_((order,), torch.arange(order.shape[0], device=order.device))
+    return weighted_ND.index_select(0, back).unflatten(0, (-1, n_active)).sum(1)
+
+
+def swiglu(x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor, limit: float) -> Tensor:
+    """w2( silu(min(w1 x, c)) * clamp(w3 x, -c, c) ), c = swiglu_limit. Source: spec 2."""
+    gate = at_least_fp32(F.linear(x, w1)).clamp(max=limit)
+    up = at_least_fp32(F.linear(x, w3)).clamp(-limit, limit)
+    return F.linear((F.silu(gate) * up).to(x.dtype), w2)
+
+
+# ---------------------------------------------------------------------------------------------- hyper-connections
+
+
+def hyper_coefficients(
+    streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, *, n_iters: int, eps: float, norm_eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """pre [B,S,N], post [B,S,N] and the doubly normalised comb [B,S,N,N] (source, target) of one sub-layer.
+
+    Shapes: streams [B,S,N,D], fn [(2+N)N, N*D], scale [3], base [(2+N)N]. At least fp32. Source: spec 7.
+    """
+    n_streams = streams.shape[2]
+    flat_BSX = at_least_fp32(streams).flatten(2)
+    # fn (x / rms(x)) = (fn x) / rms(x): scaling after the product saves an array of the streams' size.
+    rms_BS1 = (flat_BSX.square().mean(-1, keepdim=True) + norm_eps).rsqrt()
+    t_BSX = F.linear(flat_BSX, at_least_fp32(fn)) * rms_BS1
+    scale, base = at_least_fp32(scale), at_least_fp32(base)
+    t_pre, t_post, t_comb = t_BSX.split([n_streams, n_streams, n_streams**2], -1)
+    b_pre, b_post, b_comb = base.split([n_streams, n_streams, n_streams**2])
+    pre = torch.sigmoid(t_pre * scale[0] + b_pre) + eps
+    post = 2 * torch.sigmoid(t_post * scale[1] + b_post)
+    logits_BSNN = (t_comb * scale[2] + b_comb).unflatten(-1, (n_streams, n_streams))
+    return pre, post, sinkhorn(logits_BSNN, n_iters, eps)
+
+
+def collapse(streams: Tensor, mix: Tensor) -> Tensor:
+    """u = sum_i mix_i X_i. Shapes: [B,S,N,D], [B,S,N] -> [B,S,D]. Source: spec 7."""
+    return (mix.unsqueeze(-2) @ at_least_fp32(streams)).squeeze(-2).to(streams.dtype)
+
+
+def hyper_step(streams: Tensor, y: Tensor, post: Tensor, comb: Tensor, mix: Tensor) -> tuple[Tensor, Tensor]:
+    """X_k = post_k y + sum_j comb[j,k] X_j, and the next input u = sum_k mix_k X_k, in one pass.
+
+    Shapes: streams [B,S,N,D], y [B,S,D], comb [B,S,N,N] (source, target). Source: spec 7.
+    """
+    wide_BSND = at_least_fp32(streams)
+    new_BSND = comb.mT @ wide_BSND + post.unsqueeze(-1) * at_least_fp32(y).unsqueeze(-2)
+    return new_BSND.to(streams.dtype), collapse(new_BSND, mix).to(streams.dtype)
+
+
+@dataclass(frozen=True)
+class Ops:
+    """The functions a model runs on; a faster backend passes its own. The choice is an argument, never a global."""
+
+    attend: Callable[..., Tensor] = attend
+    score_and_select: Callable[..., tuple[Tensor, Tensor | None]] = score_and_select
+    experts: Callable[..., Tensor] = experts
+    hyper_coefficients: Callable[..., tuple[Tensor, Tensor, Tensor]] = hyper_coefficients
+    hyper_step: Callable[..., tuple[Any, ...]] = hyper_step
+
+    @classmethod
+    def plain(cls) -> Ops:
+        return cls()

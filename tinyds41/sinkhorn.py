@@ -1,0 +1,46 @@
+"""Sinkhorn normalisation of the stream-mixing matrices, with a backward pass that stores only sums."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def sinkhorn(logits: Tensor, n_iters: int, eps: float) -> Tensor:
+    """Rows to a softmax plus eps, then columns, then (rows, columns) n_iters - 1 times, each over (sum + eps).
+
+    Shapes: logits [..., N, N] (source, target) -> the same. Source: spec 7, TR 2.4.1.
+    """
+    n_streams = logits.shape[-1]
+    # Tokens last: every sum over N streams becomes N long vector additions.
+    logits_NNT = logits.reshape(-1, n_streams, n_streams).permute(1, 2, 0)
+    start_NNT = logits_NNT.softmax(1) + eps
+    return _Sinkhorn.apply(start_NNT, n_iters, eps).permute(2, 0, 1).reshape(logits.shape)
+
+
+class _Sinkhorn(torch.autograd.Function):
+    """y = x / (sum + eps), alternating axes; the backward pass recomputes each x from its y and its sum."""
+
+    @staticmethod
+    def forward(ctx, matrix: Tensor, n_iters: int, eps: float) -> Tensor:
+        axes = [0] + [1, 0] * (n_iters - 1)  # 0: columns (sum over sources), 1: rows (sum over targets)
+        sums = []
+        matrix = matrix.contiguous().clone()
+        for axis in axes:
+            total = matrix.sum(axis, keepdim=True).add_(eps)
+            matrix.div_(total)
+            sums.append(total)
+        ctx.axes = axes
+        ctx.save_for_backward(matrix, *sums)
+        return matrix
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+        output, *sums = ctx.saved_tensors
+        # The incoming gradient arrives permuted; without this copy every line below strides through memory.
+        grad, output = grad.contiguous().clone(), output.clone()
+        for axis, total in zip(reversed(ctx.axes), reversed(sums), strict=True):
+            # y = x / t, t = sum x + eps  =>  dx = (dy - sum(dy * y)) / t
+            grad.sub_((grad * output).sum(axis, keepdim=True)).div_(total)
+            output.mul_(total)
+        return grad, None, None
