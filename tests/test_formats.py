@@ -84,6 +84,14 @@ def test_e4m3_ties_go_to_the_even_code_down_to_the_subnormals():
     assert math.copysign(1, got[6]) == -1
 
 
+def test_both_divisions_are_true_fp32_divisions():
+    """Products with a reciprocal differ for E4M3 scales alone: here in one amax of 2^23, and at three midpoints."""
+    below_a_tie = 7.125 - 2.0**-21  # one fp32 step; 7.125 / 6 = 1.1875
+    assert GLOBAL.encode(torch.full((16,), below_a_tie))[-1] == 0x39  # 1.125; a reciprocal gives the tie, 1.25
+    x = torch.tensor([1.25, 2.5, 5.0, 6.0] * 4) * 1.875
+    assert GLOBAL.fake_quant(x)[:4].tolist() == [1.0 * 1.875, 2.0 * 1.875, 4.0 * 1.875, 6.0 * 1.875]
+
+
 @each_format
 def test_zero_tiny_huge_and_outlier_blocks_stay_finite(form):
     x = torch.zeros(6, 64)

@@ -190,7 +190,7 @@ class Rows:
             return F.embedding(rows_BSK, flat)
         zero_row = flat.shape[0]
         if self.data.requires_grad or zero_row == 0:
-            # A padding row costs a copy of the store, and saves masking the far larger result and its gradient.
+            # A zero row costs a copy of the store, and saves masking the far larger result and its gradient.
             padded = torch.cat([flat, flat.new_zeros(1, flat.shape[1])])
             return F.embedding(rows_BSK.masked_fill(index < 0, zero_row), padded, padding_idx=zero_row)
         # Zero bytes decode to zeros in every format, so missing rows are blanked while they are still small.
