@@ -218,7 +218,8 @@ def _check_widths(config: Config) -> None:
         raise ValueError(f"qk_rope_head_dim={rotary} is odd: channels rotate in pairs")
     if rotary > limit:
         raise ValueError(
-            f"qk_rope_head_dim={rotary} exceeds min(head_dim={config.head_dim}, index_head_dim={config.index_head_dim})")
+            f"qk_rope_head_dim={rotary} exceeds {limit}, the smaller of head_dim={config.head_dim} "
+            f"and index_head_dim={config.index_head_dim}")
     # Blocks of spec 3: 32 for windows, index keys and Engram rows, 16 for compressed KV.
     rows = [("head_dim", 32), ("index_head_dim", 32)] if config.quantize_cache else []
     if config.engram_layer_ids and config.quantize_engram:
