@@ -11,9 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from tinyds41.config_rules import as_tuple, check_config
 from tinyds41.plan import Plan, derive_plan
-
-MHC_MODES = ("single_pass", "multi_pass", "residual")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +85,8 @@ class Config:
 
     def __post_init__(self) -> None:
         for name in _tuple_fields():
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        _check_sizes(self)
-        _check_widths(self)
-        _check_rope(self)
-        _check_engram(self)
-        _check_dspark(self)
+            object.__setattr__(self, name, as_tuple(name, getattr(self, name)))
+        check_config(self)
         self._plan  # noqa: B018  (derives and checks the schedule once)
 
     @cached_property
@@ -124,7 +119,7 @@ class Config:
         """
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not a JSON file in UTF-8: {error}") from error
         try:
             return cls.from_dict(content)
@@ -138,12 +133,15 @@ class Config:
             raise ValueError(f"a config is a JSON object, got {type(content).__name__}")
         nested = isinstance(content.get("text_config"), Mapping)
         text = dict(content["text_config"] if nested else content)
-        known = {name: text.pop(name) for name in _fields() if name in text}
-        missing = [name for name in _required() if name not in known]
+        known: dict[str, Any] = {name: text.pop(name) for name in _fields() if name in text}
+        required = _required()
+        missing = [name for name in required if name not in known]
         if missing:
             raise ValueError(f"not a config of this architecture: missing {', '.join(missing)}")
         outer = {name: value for name, value in content.items() if name != "text_config"} if nested else None
         extra = {"text": text, "outer": outer} if text or nested else {}
+        # A null stands for an absent field, as released files write "no pool".
+        known = {name: value for name, value in known.items() if value is not None or name in required}
         return cls(**known, extra=extra)
 
     def to_dict(self) -> dict[str, Any]:
@@ -184,91 +182,3 @@ def _refuse_unknown(changes: Mapping[str, Any]) -> None:
     unknown = sorted(set(changes) - set(_fields()) - {"extra"})
     if unknown:
         raise ValueError(f"unknown config field {unknown[0]!r}: the fields are {', '.join(_fields())}")
-
-
-_POSITIVE = (
-    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "qk_rope_head_dim",
-    "q_lora_rank", "o_groups", "o_lora_rank", "sliding_window", "index_n_heads", "index_head_dim", "index_topk",
-    "moe_intermediate_size", "n_routed_experts", "num_experts_per_tok", "hc_mult", "hc_sinkhorn_iters",
-    "max_position_embeddings",
-)  # fmt: skip
-
-
-def _check_sizes(config: Config) -> None:
-    for name in _POSITIVE:
-        value = getattr(config, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name}={value!r}: a positive whole number is needed")
-    if config.num_experts_per_tok > config.n_routed_experts:
-        raise ValueError(
-            f"num_experts_per_tok={config.num_experts_per_tok} exceeds n_routed_experts={config.n_routed_experts}")
-    fixed = {"num_key_value_heads": 1, "n_shared_experts": 1, "scoring_func": "sqrtsoftplus", "norm_topk_prob": True}
-    for name, only in fixed.items():
-        if getattr(config, name) != only:
-            raise ValueError(f"{name}={getattr(config, name)!r}: this architecture has {only!r}")
-    if config.mhc_mode not in MHC_MODES:
-        raise ValueError(f"mhc_mode={config.mhc_mode!r}: one of {', '.join(MHC_MODES)}")
-
-
-def _check_widths(config: Config) -> None:
-    if config.num_attention_heads % config.o_groups:
-        raise ValueError(f"o_groups={config.o_groups} does not divide num_attention_heads={config.num_attention_heads}")
-    rotary, limit = config.qk_rope_head_dim, min(config.head_dim, config.index_head_dim)
-    if rotary % 2:
-        raise ValueError(f"qk_rope_head_dim={rotary} is odd: channels rotate in pairs")
-    if rotary > limit:
-        raise ValueError(
-            f"qk_rope_head_dim={rotary} exceeds min(head_dim={config.head_dim}, index_head_dim={config.index_head_dim})")
-    # Blocks of spec 3: 32 for windows, index keys and Engram rows, 16 for compressed KV.
-    rows = [("head_dim", 32), ("index_head_dim", 32)] if config.quantize_cache else []
-    if config.engram_layer_ids and config.quantize_engram:
-        rows.append(("engram_head_dim", 32))
-    for name, block in rows:
-        if (getattr(config, name) or 0) % block:
-            raise ValueError(f"{name}={getattr(config, name)} is not a multiple of the quantisation block {block}")
-
-
-def _check_rope(config: Config) -> None:
-    if config.rope_scaling is None:
-        return
-    kind = config.rope_scaling.get("rope_type", config.rope_scaling.get("type"))
-    if kind != "yarn":
-        raise ValueError(f"rope_scaling: rope_type={kind!r}, only 'yarn' is known")
-    for name in ("factor", "beta_fast", "beta_slow", "original_max_position_embeddings"):
-        if name not in config.rope_scaling:
-            raise ValueError(f"rope_scaling lacks {name}")
-
-
-def _check_engram(config: Config) -> None:
-    n_tables = len(config.engram_layer_ids)
-    if not n_tables:
-        return
-    for name in ("engram_vocab_size", "engram_max_ngram_size", "engram_n_heads", "engram_head_dim",
-                 "engram_compressed_vocab_size", "engram_pad_token_id"):  # fmt: skip
-        if getattr(config, name) is None:
-            raise ValueError(f"engram_layer_ids={list(config.engram_layer_ids)} needs {name}")
-    if len(config.engram_num_embeddings) != n_tables:
-        raise ValueError(
-            f"engram_num_embeddings has {len(config.engram_num_embeddings)} entries, engram_layer_ids has {n_tables}")
-    if not config.engram_max_ngram_size >= 2:  # type: ignore[operator]
-        raise ValueError(f"engram_max_ngram_size={config.engram_max_ngram_size}: n-grams have at least 2 tokens")
-    _check_token("engram_pad_token_id", config.engram_pad_token_id, config.vocab_size)
-
-
-def _check_dspark(config: Config) -> None:
-    if not config.num_nextn_predict_layers:
-        return
-    for name in ("dspark_block_size", "dspark_noise_token_id", "dspark_markov_rank", "dspark_n_routed_experts",
-                 "dspark_num_experts_per_tok"):  # fmt: skip
-        if getattr(config, name) is None:
-            raise ValueError(f"num_nextn_predict_layers={config.num_nextn_predict_layers} needs {name}")
-    for layer in config.dspark_target_layer_ids:
-        if not 0 <= layer < config.num_hidden_layers:
-            raise ValueError(
-                f"dspark_target_layer_ids names layer {layer}: layers are 0..{config.num_hidden_layers - 1}")
-    _check_token("dspark_noise_token_id", config.dspark_noise_token_id, config.vocab_size)
-
-
-def _check_token(name: str, token: int | None, vocab_size: int) -> None:
-    if token is None or not 0 <= token < vocab_size:
-        raise ValueError(f"{name}={token} is not a token id: ids are 0..{vocab_size - 1}")

@@ -1,0 +1,74 @@
+"""The `tinyds41` command: only routes; each subpackage owns its commands in a module of its own."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+
+
+@dataclass(frozen=True)
+class Command:
+    """Where a command lives. Its module has `add_parser(subparsers)` and `run(args)`."""
+
+    module: str
+    summary: str  # its line in `tinyds41 --help`
+
+
+COMMANDS = {
+    "plan": Command("tinyds41.show.plan_command", "print the layer plan of a model"),
+}
+
+USER_ERRORS = (ValueError, OSError, MemoryError)  # what bad input raises, see the modules' docstrings
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command. Returns 0, or 2 after bad input, which takes one line on stderr."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    name = next((word for word in argv if not word.startswith("-")), None)
+    # Only the chosen command is imported: the others may need torch, which takes seconds.
+    module = import_module(COMMANDS[name].module) if name in COMMANDS else None
+    args = _parser(name, module).parse_args(argv)
+    assert module is not None  # argparse exits where the command is missing or unknown
+    return _run(module, args)
+
+
+def _parser(chosen: str | None, module: ModuleType | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tinyds41", description="DeepSeek-V4.1-Flash, complete and small.")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        if name == chosen and module is not None:
+            module.add_parser(subparsers)
+            # Also after the command, where one adds it; SUPPRESS keeps it from undoing the one before.
+            subparsers.choices[name].add_argument("--debug", action="store_true", default=argparse.SUPPRESS,
+                                                  help="show the traceback of an error")  # fmt: skip
+        else:
+            subparsers.add_parser(name, help=command.summary)
+    return parser
+
+
+def _run(module: ModuleType, args: argparse.Namespace) -> int:
+    try:
+        status = module.run(args) or 0
+        sys.stdout.flush()  # a closed pipe shows up here rather than at exit
+        return status
+    except BrokenPipeError:  # `tinyds41 ... | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except USER_ERRORS as error:
+        if args.debug:
+            raise
+        print(f"tinyds41: error: {_one_line(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("tinyds41: interrupted", file=sys.stderr)
+        return 130
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
