@@ -14,16 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tinyds41.formats import Rows
-from tinyds41.sinkhorn import sinkhorn
+from tinyds41.mixing import at_least_fp32, hyper_coefficients, hyper_step
 
 # Elements of one temporary array of scores; small enough to stay in a CPU's cache while it is reduced.
 SCORE_ELEMENTS = 1 << 21
 ATTEND_ELEMENTS = 1 << 21
-
-
-def at_least_fp32(x: Tensor) -> Tensor:
-    """`x` in fp32, or untouched when it is wider (spec 15)."""
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 # ---------------------------------------------------------------------------------------------- selection
@@ -287,47 +282,6 @@ def swiglu(x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor, limit: float) -> Tenso
     gate = at_least_fp32(F.linear(x, w1)).clamp(max=limit)
     up = at_least_fp32(F.linear(x, w3)).clamp(-limit, limit)
     return F.linear((F.silu(gate) * up).to(x.dtype), w2)
-
-
-# ---------------------------------------------------------------------------------------------- hyper-connections
-
-
-def hyper_coefficients(
-    streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, *, n_iters: int, eps: float, norm_eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """pre [B,S,N], post [B,S,N] and the doubly normalised comb [B,S,N,N] (source, target) of one sub-layer.
-
-    Shapes: streams [B,S,N,D], fn [(2+N)N, N*D], scale [3], base [(2+N)N]. At least fp32. Source: spec 7.
-    """
-    n_streams = streams.shape[2]
-    flat_BSX = at_least_fp32(streams).flatten(2)
-    # fn (x / rms(x)) = (fn x) / rms(x): scaling after the product saves an array of the streams' size.
-    rms_BS1 = (flat_BSX.square().mean(-1, keepdim=True) + norm_eps).rsqrt()
-    t_BSX = F.linear(flat_BSX, at_least_fp32(fn)) * rms_BS1
-    scale, base = at_least_fp32(scale), at_least_fp32(base)
-    t_pre, t_post, t_comb = t_BSX.split([n_streams, n_streams, n_streams**2], -1)
-    b_pre, b_post, b_comb = base.split([n_streams, n_streams, n_streams**2])
-    pre = torch.sigmoid(t_pre * scale[0] + b_pre) + eps
-    post = 2 * torch.sigmoid(t_post * scale[1] + b_post)
-    logits_BSNN = (t_comb * scale[2] + b_comb).unflatten(-1, (n_streams, n_streams))
-    return pre, post, sinkhorn(logits_BSNN, n_iters, eps)
-
-
-def collapse(streams: Tensor, mix: Tensor) -> Tensor:
-    """u = sum_i mix_i X_i. Shapes: [B,S,N,D], [B,S,N] -> [B,S,D]. Source: spec 7."""
-    return (mix.unsqueeze(-2) @ at_least_fp32(streams)).squeeze(-2).to(streams.dtype)
-
-
-def hyper_step(streams: Tensor, y: Tensor, post: Tensor, comb: Tensor, mix: Tensor) -> tuple[Tensor, Tensor]:
-    """X_k = post_k y + sum_j comb[j,k] X_j, and the next input u = sum_k mix_k X_k, in one pass.
-
-    Shapes: streams [B,S,N,D], y [B,S,D], comb [B,S,N,N] (source, target). Source: spec 7.
-    """
-    wide_BSND = at_least_fp32(streams)
-    # The copy of comb is 4x4 per token; without it the batched product walks its rows with a stride, 6x slower.
-    mixed_BSND = comb.mT.contiguous() @ wide_BSND
-    new_BSND = torch.addcmul(mixed_BSND, post.unsqueeze(-1), at_least_fp32(y).unsqueeze(-2))
-    return new_BSND.to(streams.dtype), collapse(new_BSND, mix).to(streams.dtype)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tinyds41.config import Config
 from tinyds41.formats import GLOBAL
+from tinyds41.mixing import collapse
 from tinyds41.model.attention import Attention
 from tinyds41.model.compressor import Compressor
 from tinyds41.model.context import Context
@@ -18,7 +19,7 @@ from tinyds41.model.indexer import Indexer
 from tinyds41.model.moe import MoE
 from tinyds41.model.norm import RMSNorm
 from tinyds41.model.rope import Rope, rotate
-from tinyds41.ops import Ops, Selection, collapse
+from tinyds41.ops import Ops, Selection
 from tinyds41.plan import SWA, LayerPlan
 from tinyds41.trace import see
 

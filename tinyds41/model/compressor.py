@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from tinyds41.config import Config
+from tinyds41.mixing import at_least_fp32
 from tinyds41.model.norm import RMSNorm
-from tinyds41.ops import at_least_fp32
 
 
 class Compressor(nn.Module):

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from tinyds41.config import Config
 from tinyds41.formats import ENGRAM
+from tinyds41.mixing import at_least_fp32
 from tinyds41.model.context import Context
-from tinyds41.ops import at_least_fp32
 from tinyds41.trace import see
 
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from tinyds41.config import Config
-from tinyds41.ops import Ops, collapse
+from tinyds41.mixing import collapse
+from tinyds41.ops import Ops
 
 
 class HyperConnection(nn.Module):

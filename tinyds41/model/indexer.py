@@ -7,10 +7,11 @@ from torch import Tensor, nn
 
 from tinyds41.config import Config
 from tinyds41.formats import INDEX
+from tinyds41.mixing import at_least_fp32
 from tinyds41.model.context import Context, Entries
 from tinyds41.model.norm import RMSNorm
 from tinyds41.model.rope import rotate
-from tinyds41.ops import Ops, Selection, at_least_fp32, index_scores
+from tinyds41.ops import Ops, Selection, index_scores
 from tinyds41.plan import LayerPlan
 from tinyds41.trace import see
 

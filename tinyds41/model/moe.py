@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tinyds41.config import Config
+from tinyds41.mixing import at_least_fp32
 from tinyds41.model.context import Context
-from tinyds41.ops import Ops, at_least_fp32, select_top, swiglu
+from tinyds41.ops import Ops, select_top, swiglu
 from tinyds41.trace import see
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tinyds41.ops import at_least_fp32
+from tinyds41.mixing import at_least_fp32
 
 
 class RMSNorm(nn.Module):
