@@ -66,11 +66,11 @@ def test_toy_a_selections_pools_and_experts_equal(golden):
 
 
 def test_toy_a_caches_and_carries_equal(golden):
-    """The two caches are exact codes. 1e-6 and 1e-3: float32 data, streams with values up to 60."""
+    """The two caches are exact codes. 2e-6 and 1e-3: float32 data, streams up to 225."""
     _, record = run_toy_a(golden, torch.float64, quantize=True)
     assert torch.equal(record["layers.2.entries"][0].float(), golden["first_compressed_kv"])
     assert torch.equal(record["layers.2.keys"][0].float(), golden["first_index_keys"])
-    torch.testing.assert_close(record["mix"][0, -1].float(), golden["final_pre_mix_last"], rtol=0, atol=1e-6)
+    torch.testing.assert_close(record["mix"][0, -1].float(), golden["final_pre_mix_last"], rtol=0, atol=2e-6)
     weights = torch.stack([record[f"layers.{layer}.expert_weights"][0, -1] for layer in range(10)])
     torch.testing.assert_close(weights.float(), golden["router_weights_last"], rtol=0, atol=2e-6)
     streams = all_streams(record)

@@ -136,11 +136,13 @@ def attend(q: Tensor, entries: Tensor, allowed: Tensor, sink: Tensor) -> Tensor:
     """
     outputs = []
     for chunk in chunks(q.shape[1]):
-        scores_BSHT = torch.einsum("bshc,btc->bsht", q[:, chunk], entries) * q.shape[-1] ** -0.5
-        scores_BSHT = scores_BSHT.masked_fill(~allowed[:, chunk, None], -math.inf)
+        seen = allowed[:, chunk].any(0).any(0)  # what no query of the chunk may see has no mass: leave it out
+        allowed_BST, entries_BTC = allowed[:, chunk, seen], entries[:, seen]
+        scores_BSHT = torch.einsum("bshc,btc->bsht", q[:, chunk], entries_BTC) * q.shape[-1] ** -0.5
+        scores_BSHT = scores_BSHT.masked_fill(~allowed_BST[:, :, None], -math.inf)
         sinks_BSH1 = sink[:, None].expand(*scores_BSHT.shape[:3], 1)
         mass_BSHT = torch.cat((scores_BSHT, sinks_BSH1), -1).softmax(-1)[..., :-1]
-        outputs.append(torch.einsum("bsht,btc->bshc", mass_BSHT, entries))
+        outputs.append(torch.einsum("bsht,btc->bshc", mass_BSHT, entries_BTC))
     return torch.cat(outputs, 1)
 
 
