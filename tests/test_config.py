@@ -17,7 +17,7 @@ def fields_declared(kind: str) -> list[str]:
     return [f.name for f in dataclasses.fields(Config) if str(f.type).removesuffix(" | None") == kind]
 
 
-def refuses(message: str, **changes):
+def expect_refusal(message: str, **changes):
     """`nano` with these changes is refused; every part of the message, separated by ' .. ', appears in order."""
     with pytest.raises(ValueError) as caught:
         NANO.replace(**changes)
@@ -32,52 +32,52 @@ def refuses(message: str, **changes):
 
 
 def test_every_layer_needs_a_ratio():
-    refuses("compress_ratios has 7 entries .. num_hidden_layers=8 .. every layer needs one",
-            compress_ratios=(0, 0, 2, 2, 1, 1, 1))  # fmt: skip
+    expect_refusal("compress_ratios has 7 entries .. num_hidden_layers=8 .. every layer needs one",
+                   compress_ratios=(0, 0, 2, 2, 1, 1, 1))  # fmt: skip
 
 
 def test_a_ratio_is_not_negative():
-    refuses("compress_ratios .. -2 .. 0 (window only) or positive", compress_ratios=(0, 0, 2, -2, 1, 1, 1, 1))
+    expect_refusal("compress_ratios .. -2 .. 0 (window only) or positive", compress_ratios=(0, 0, 2, -2, 1, 1, 1, 1))
 
 
 def test_a_kv_source_needs_a_ratio():
-    refuses("kv_source_layer_ids names layer 1 .. ratio > 0", kv_source_layer_ids=(1, 2, 4),
-            index_source_layer_ids=(1, 2, 4, 6))  # fmt: skip
+    expect_refusal("kv_source_layer_ids names layer 1 .. ratio > 0", kv_source_layer_ids=(1, 2, 4),
+                   index_source_layer_ids=(1, 2, 4, 6))  # fmt: skip
 
 
 def test_an_index_source_needs_a_ratio():
-    refuses("index_source_layer_ids names layer 1 .. ratio > 0", index_source_layer_ids=(1, 2, 4, 6))
+    expect_refusal("index_source_layer_ids names layer 1 .. ratio > 0", index_source_layer_ids=(1, 2, 4, 6))
 
 
 def test_a_compressed_layer_needs_a_source_at_or_before_it():
-    refuses("compress_ratios gives layer 1 ratio 2 .. kv_source_layer_ids=[2, 4] has no source",
-            compress_ratios=(0, 2, 2, 2, 1, 1, 1, 1))  # fmt: skip
+    expect_refusal("compress_ratios gives layer 1 ratio 2 .. kv_source_layer_ids=[2, 4] has no source",
+                   compress_ratios=(0, 2, 2, 2, 1, 1, 1, 1))  # fmt: skip
 
 
 def test_a_compressed_layer_needs_a_source_of_its_own_ratio():
-    refuses("compress_ratios gives layer 3 ratio 4 .. kv_source_layer_ids=[2, 4] has no source of ratio 4",
-            compress_ratios=(0, 0, 2, 4, 1, 1, 1, 1))  # fmt: skip
+    expect_refusal("compress_ratios gives layer 3 ratio 4 .. kv_source_layer_ids=[2, 4] has no source of ratio 4",
+                   compress_ratios=(0, 0, 2, 4, 1, 1, 1, 1))  # fmt: skip
 
 
 def test_every_kv_source_is_an_index_source():
-    refuses("kv_source_layer_ids names layer 4, index_source_layer_ids does not .. every kv source is an index source",
-            index_source_layer_ids=(2, 6))  # fmt: skip
+    expect_refusal("kv_source_layer_ids names layer 4, index_source_layer_ids does not .. is an index source",
+                   index_source_layer_ids=(2, 6))  # fmt: skip
 
 
 def test_the_candidate_source_is_a_kv_source():
     for layer in (6, 0, -1, 8):
-        refuses(f"candidate_source_layer_id={layer} .. kv_source_layer_ids=[2, 4] .. is a kv source",
-                candidate_source_layer_id=layer)  # fmt: skip
+        expect_refusal(f"candidate_source_layer_id={layer} .. kv_source_layer_ids=[2, 4] .. is a kv source",
+                       candidate_source_layer_id=layer)  # fmt: skip
 
 
 def test_a_pool_needs_a_block_of_at_least_one_entry():
-    refuses("candidate_topk_blocks=0 .. at least one block", candidate_topk_blocks=0)
-    refuses("candidate_block_size=0 .. one entry", candidate_block_size=0)
+    expect_refusal("candidate_topk_blocks=0 .. at least one block", candidate_topk_blocks=0)
+    expect_refusal("candidate_block_size=0 .. one entry", candidate_block_size=0)
 
 
 def test_no_layer_writes_global_kv_behind_the_boundary():
-    refuses("kv_source_layer_ids names layer 6 .. first layer 4", compress_ratios=(0, 0, 2, 2, 1, 1, 2, 2),
-            kv_source_layer_ids=(2, 4, 6))  # fmt: skip
+    expect_refusal("kv_source_layer_ids names layer 6 .. first layer 4", compress_ratios=(0, 0, 2, 2, 1, 1, 2, 2),
+                   kv_source_layer_ids=(2, 4, 6))  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["kv_source_layer_ids", "index_source_layer_ids", "engram_layer_ids"])
@@ -88,67 +88,67 @@ def test_no_layer_writes_global_kv_behind_the_boundary():
     ((2, 2), "=[2, 2] .. ascend without repeats"),
 ])  # fmt: skip
 def test_a_list_of_layers_names_existing_ones_in_order(name, ids, rule):
-    refuses(f"{name} .. {rule}" if rule.startswith("names") else name + rule, **{name: ids})
+    expect_refusal(f"{name} .. {rule}" if rule.startswith("names") else name + rule, **{name: ids})
 
 
 # --- Widths and sizes.
 
 
 def test_o_groups_divides_the_heads():
-    refuses("o_groups=3 .. num_attention_heads=2", o_groups=3)
+    expect_refusal("o_groups=3 .. num_attention_heads=2", o_groups=3)
 
 
 def test_the_rotary_width_is_even():
-    refuses("qk_rope_head_dim=15 is odd", qk_rope_head_dim=15)
+    expect_refusal("qk_rope_head_dim=15 is odd", qk_rope_head_dim=15)
 
 
 def test_the_rotary_width_fits_into_both_kinds_of_head():
-    refuses("qk_rope_head_dim=34 exceeds head_dim=32", qk_rope_head_dim=34, index_head_dim=64)
-    refuses("qk_rope_head_dim=34 exceeds index_head_dim=32", qk_rope_head_dim=34, head_dim=64)
+    expect_refusal("qk_rope_head_dim=34 exceeds head_dim=32", qk_rope_head_dim=34, index_head_dim=64)
+    expect_refusal("qk_rope_head_dim=34 exceeds index_head_dim=32", qk_rope_head_dim=34, head_dim=64)
     assert NANO.replace(qk_rope_head_dim=32).qk_rope_head_dim == 32
 
 
 @pytest.mark.parametrize("name", ["head_dim", "index_head_dim", "engram_head_dim"])
 def test_quantisation_blocks_divide_their_rows(name):
-    refuses(f"{name}=48 .. block 32", **{name: 48})  # 16 divides 48: only the block of 32 can refuse it
+    expect_refusal(f"{name}=48 .. block 32", **{name: 48})  # 16 divides 48: only the block of 32 can refuse it
     off = {"quantize_engram": False} if name == "engram_head_dim" else {"quantize_cache": False}
     assert getattr(NANO.replace(**{name: 48}, **off), name) == 48
 
 
 def test_no_token_visits_more_experts_than_there_are():
-    refuses("num_experts_per_tok=5 .. n_routed_experts=4", num_experts_per_tok=5)
-    refuses("dspark_num_experts_per_tok=5 .. dspark_n_routed_experts=4", dspark_num_experts_per_tok=5)
+    expect_refusal("num_experts_per_tok=5 .. n_routed_experts=4", num_experts_per_tok=5)
+    expect_refusal("dspark_num_experts_per_tok=5 .. dspark_n_routed_experts=4", dspark_num_experts_per_tok=5)
     assert NANO.replace(num_experts_per_tok=4).num_experts_per_tok == 4
 
 
 @pytest.mark.parametrize(("name", "value"), [("num_key_value_heads", 2), ("n_shared_experts", 0),
                                              ("scoring_func", "softmax"), ("norm_topk_prob", False)])  # fmt: skip
 def test_what_this_architecture_fixes_cannot_be_changed(name, value):
-    refuses(f"{name}={value!r} .. this architecture has", **{name: value})
+    expect_refusal(f"{name}={value!r} .. this architecture has", **{name: value})
 
 
 def test_an_unknown_way_of_hyper_connections_names_the_known():
-    refuses("mhc_mode='multipass' .. single_pass, multi_pass, residual", mhc_mode="multipass")
+    expect_refusal("mhc_mode='multipass' .. single_pass, multi_pass, residual", mhc_mode="multipass")
 
 
 # --- Engram and DSpark.
 
 
 def test_engram_lists_have_equal_length():
-    refuses("engram_num_embeddings has 1 entries, engram_layer_ids has 2", engram_num_embeddings=(156,))
+    expect_refusal("engram_num_embeddings has 1 entries, engram_layer_ids has 2", engram_num_embeddings=(156,))
 
 
 @pytest.mark.parametrize("name", ["engram_pad_token_id", "dspark_noise_token_id"])
 @pytest.mark.parametrize("token", [-1, 64])
 def test_token_ids_are_in_range(name, token):
-    refuses(f"{name}={token} .. ids are 0..63", **{name: token})
+    expect_refusal(f"{name}={token} .. ids are 0..63", **{name: token})
     assert getattr(NANO.replace(**{name: 63}), name) == 63
 
 
 @pytest.mark.parametrize("name", ["engram_vocab_size", "engram_max_ngram_size", "engram_n_heads", "engram_head_dim",
                                   "engram_compressed_vocab_size", "engram_pad_token_id"])  # fmt: skip
 def test_engram_fields_are_needed_exactly_where_engram_is_used(name):
-    refuses(f"engram_layer_ids=[1, 3] needs {name}", **{name: None})
+    expect_refusal(f"engram_layer_ids=[1, 3] needs {name}", **{name: None})
     assert NANO.replace(engram_layer_ids=(), **{name: None}).engram_layer_ids == ()
 
 
@@ -157,19 +157,19 @@ def test_engram_fields_are_needed_exactly_where_engram_is_used(name):
                                   "dspark_target_layer_ids"])  # fmt: skip
 def test_dspark_fields_are_needed_exactly_where_blocks_are_predicted(name):
     absent = () if name == "dspark_target_layer_ids" else None
-    refuses(f"num_nextn_predict_layers=3 needs {name}", **{name: absent})
+    expect_refusal(f"num_nextn_predict_layers=3 needs {name}", **{name: absent})
     assert NANO.replace(num_nextn_predict_layers=0, **{name: absent}).num_nextn_predict_layers == 0
 
 
 def test_engram_and_dspark_sizes_make_sense():
-    refuses("engram_compressed_vocab_size=65 .. vocab_size=64", engram_compressed_vocab_size=65)
-    refuses("engram_max_ngram_size=1 .. 2 tokens", engram_max_ngram_size=1)
-    refuses("engram_num_embeddings=[156, 0]", engram_num_embeddings=(156, 0))
-    refuses("engram_n_heads=0", engram_n_heads=0)
-    refuses("dspark_block_size=0", dspark_block_size=0)
-    refuses("num_nextn_predict_layers=-1", num_nextn_predict_layers=-1)
+    expect_refusal("engram_compressed_vocab_size=65 .. vocab_size=64", engram_compressed_vocab_size=65)
+    expect_refusal("engram_max_ngram_size=1 .. 2 tokens", engram_max_ngram_size=1)
+    expect_refusal("engram_num_embeddings=[156, 0]", engram_num_embeddings=(156, 0))
+    expect_refusal("engram_n_heads=0", engram_n_heads=0)
+    expect_refusal("dspark_block_size=0", dspark_block_size=0)
+    expect_refusal("num_nextn_predict_layers=-1", num_nextn_predict_layers=-1)
     for layer in (-1, 8):
-        refuses(f"dspark_target_layer_ids names layer {layer} .. 0..7", dspark_target_layer_ids=(5, layer))
+        expect_refusal(f"dspark_target_layer_ids names layer {layer} .. 0..7", dspark_target_layer_ids=(5, layer))
 
 
 # --- YaRN.
@@ -184,17 +184,17 @@ def test_engram_and_dspark_sizes_make_sense():
     ({"beta_fast": 1, "beta_slow": 2}, "beta_fast=1 .. beta_slow=2"),
 ])  # fmt: skip
 def test_a_yarn_setting_that_gives_no_frequencies_is_refused(change, message):
-    refuses(f"rope_scaling .. {message}", rope_scaling={**NANO.rope_scaling, **change})
+    expect_refusal(f"rope_scaling .. {message}", rope_scaling={**NANO.rope_scaling, **change})
 
 
 @pytest.mark.parametrize("name", ["factor", "beta_fast", "beta_slow", "original_max_position_embeddings"])
 def test_a_yarn_setting_that_lacks_a_number_is_refused(name):
-    refuses(f"rope_scaling lacks {name}", rope_scaling={k: v for k, v in NANO.rope_scaling.items() if k != name})
+    expect_refusal(f"rope_scaling lacks {name}", rope_scaling={k: v for k, v in NANO.rope_scaling.items() if k != name})
 
 
 def test_a_rope_base_of_one_is_refused():
-    refuses("rope_theta=1 .. above 1", rope_theta=1)
-    refuses("compress_rope_theta=0.5 .. above 1", compress_rope_theta=0.5)
+    expect_refusal("rope_theta=1 .. above 1", rope_theta=1)
+    expect_refusal("compress_rope_theta=0.5 .. above 1", compress_rope_theta=0.5)
 
 
 # --- Kinds of values: nothing but a ValueError, whatever the file holds.
@@ -203,12 +203,12 @@ def test_a_rope_base_of_one_is_refused():
 @pytest.mark.parametrize("bad", [3.0, "3", True, [3], {}])
 def test_a_whole_number_is_needed_where_one_is_declared(bad):
     for name in fields_declared("int"):
-        refuses(f"{name}={bad!r} .. a whole number is needed", **{name: bad})
+        expect_refusal(f"{name}={bad!r} .. a whole number is needed", **{name: bad})
 
 
 def test_a_size_cannot_be_none():
     for name in [f.name for f in dataclasses.fields(Config) if str(f.type) == "int"]:
-        refuses(f"{name}=None .. a whole number is needed", **{name: None})
+        expect_refusal(f"{name}=None .. a whole number is needed", **{name: None})
 
 
 @pytest.mark.parametrize("bad", [0, -1])
@@ -218,24 +218,24 @@ def test_a_size_is_positive(bad):
                  "index_head_dim", "index_topk", "moe_intermediate_size", "n_routed_experts", "num_experts_per_tok",
                  "hc_mult", "hc_sinkhorn_iters", "max_position_embeddings", "gate_temp", "swiglu_limit",
                  "routed_scaling_factor"):  # fmt: skip
-        refuses(f"{name}={bad}", **{name: bad})
+        expect_refusal(f"{name}={bad}", **{name: bad})
 
 
 @pytest.mark.parametrize("bad", [None, "1.5", math.nan, math.inf, True])
 def test_a_finite_number_is_needed_where_one_is_declared(bad):
     for name in fields_declared("float"):
-        refuses(f"{name}={bad!r} .. a finite number is needed", **{name: bad})
+        expect_refusal(f"{name}={bad!r} .. a finite number is needed", **{name: bad})
 
 
 @pytest.mark.parametrize("bad", [None, 3, "23", [2, "3"], [2, 3.0], [None], [True]])
 def test_a_list_of_whole_numbers_is_needed_where_one_is_declared(bad):
     for name in fields_declared("tuple[int, ...]"):
-        refuses(f"{name}={bad!r} .. a list of whole numbers", **{name: bad})
+        expect_refusal(f"{name}={bad!r} .. a list of whole numbers", **{name: bad})
 
 
 def test_a_switch_is_true_or_false():
     for name in fields_declared("bool"):
-        refuses(f"{name}=1 .. true or false", **{name: 1})
+        expect_refusal(f"{name}=1 .. true or false", **{name: 1})
 
 
 def test_any_json_value_in_any_field_loads_or_is_a_value_error():
@@ -340,7 +340,7 @@ def test_a_json_file_that_holds_no_object_is_named(tmp_path, content):
 
 
 def test_an_unknown_field_names_the_known_ones():
-    refuses("unknown config field 'hidden_dim' .. hidden_size", hidden_dim=64)
+    expect_refusal("unknown config field 'hidden_dim' .. hidden_size", hidden_dim=64)
 
 
 # --- Presets.
