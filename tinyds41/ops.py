@@ -118,17 +118,12 @@ def score_and_select(
     for start in range(0, q.shape[1], chunk):
         part = slice(start, start + chunk)
         if pool is not None:
-            index_BSP = _pool_entries(pool[:, part], block_size)
-            index_BSP = index_BSP.masked_fill((index_BSP < first[:, part, None]) | (index_BSP >= last[:, part, None]), -1)
+            index_BSP = _pool_entries(pool[:, part], last[:, part], block_size)
             scores = _pooled_scores(q[:, part], weight[:, part], keys, index_BSP)
             column = select_top(scores, k)
             picks.append(torch.where(column < 0, -1, index_BSP.gather(-1, column.clamp(min=0))))
         else:
-            # No query of this chunk sees further than the largest `last`.
-            seen = max(1, int(last[:, part].max()))
-            scores = index_scores(q[:, part], weight[:, part], keys.narrow(0, seen).all())
-            column = torch.arange(seen, device=q.device)
-            scores.masked_fill_((column < first[:, part, None]) | (column >= last[:, part, None]), -torch.inf)
+            scores = _visible_scores(q[:, part], weight[:, part], keys, first[:, part], last[:, part])
             picks.append(select_top(scores, k))
         if count is not None:
             count(scores.numel())
@@ -137,16 +132,32 @@ def score_and_select(
     return torch.cat(picks, 1), torch.cat(pools, 1) if form_blocks else None
 
 
-def _pool_entries(pool_BSP: Tensor, block_size: int) -> Tensor:
-    """Blocks to the entries inside them; -1 stays -1. Shapes: [B,S,P] -> [B,S,P*block_size]."""
+def _visible_scores(q_BSIJ: Tensor, weight_BSI: Tensor, keys: Rows, first_BS: Tensor, last_BS: Tensor) -> Tensor:
+    """Scores of all entries that any of these queries sees; -inf where a query does not see one."""
+    seen, everyone = max(1, int(last_BS.max())), int(last_BS.min())
+    scores_BST = index_scores(q_BSIJ, weight_BSI, keys.narrow(0, seen).all())
+    column = torch.arange(seen, device=scores_BST.device)
+    # Entries that every query has behind it need no mask: of a long context that is nearly all.
+    scores_BST[..., everyone:].masked_fill_(column[everyone:] >= last_BS.unsqueeze(-1), -torch.inf)
+    if bool(first_BS.any()):
+        scores_BST.masked_fill_(column < first_BS.unsqueeze(-1), -torch.inf)
+    return scores_BST
+
+
+def _pool_entries(pool_BSP: Tensor, last_BS: Tensor, block_size: int) -> Tensor:
+    """Blocks to the visible entries inside them, -1 for the others. Shapes: [B,S,P] -> [B,S,P*block_size].
+
+    A pool holds blocks of the query's own document, so only the newest block can reach beyond what is visible.
+    """
     offset = torch.arange(block_size, device=pool_BSP.device)
-    entries = pool_BSP.unsqueeze(-1) * block_size + offset
-    return entries.masked_fill(pool_BSP.unsqueeze(-1) < 0, -1).flatten(-2)
+    entries_BSPX = pool_BSP.unsqueeze(-1) * block_size + offset
+    absent_BSPX = (pool_BSP.unsqueeze(-1) < 0) | (entries_BSPX >= last_BS[..., None, None])
+    return entries_BSPX.masked_fill_(absent_BSPX, -1).flatten(-2)
 
 
 def _pooled_scores(q_BSIJ: Tensor, weight_BSI: Tensor, keys: Rows, index_BSP: Tensor) -> Tensor:
     """The same scores, computed for the listed entries alone; -inf where none is listed."""
-    keys_BSPJ = keys.take(index_BSP.masked_fill(index_BSP >= keys.shape[1], -1))
+    keys_BSPJ = keys.take(index_BSP)
     scores_BSP = index_scores(
         q_BSIJ.flatten(0, 1).unsqueeze(1), weight_BSI.flatten(0, 1).unsqueeze(1), keys_BSPJ.flatten(0, 1))
     return scores_BSP.view(index_BSP.shape).masked_fill_(index_BSP < 0, -torch.inf)
@@ -229,19 +240,19 @@ def _bands(rows_BTC: Tensor, first_BS: Tensor, size: int) -> tuple[Tensor, Tenso
 
 def _attend_chunk(q_BSHC, band_BNKC, hidden_BSK, chosen_BSKC, absent_BSK, sink) -> Tensor:
     n_queries, n_heads, width = q_BSHC.shape[1:]
-    n_bands = band_BNKC.shape[1]
+    n_bands, q_BSHC = band_BNKC.shape[1], q_BSHC * width**-0.5
     block = n_queries if n_bands == 1 else band_BNKC.shape[2] // 2
     padded = F.pad(q_BSHC, (0, 0, 0, 0, 0, n_bands * block - n_queries)) if n_bands * block > n_queries else q_BSHC
     q_BNQC = padded.unflatten(1, (n_bands, block)).flatten(2, 3)
 
-    # s_i = q_h . v_i / sqrt(C)
+    # s_i = q_h . v_i / sqrt(C), with the root taken from the few queries instead of the many scores
     window_BSHK = (q_BNQC @ band_BNKC.mT).unflatten(2, (block, n_heads)).flatten(1, 2)[:, :n_queries]
     parts = [at_least_fp32(window_BSHK).masked_fill(hidden_BSK.unsqueeze(2), -torch.inf)]
     if chosen_BSKC is not None:
         global_BSHK = at_least_fp32(q_BSHC @ chosen_BSKC.mT)
         parts.append(global_BSHK.masked_fill(absent_BSK.unsqueeze(2), -torch.inf))
     sink_BSH1 = at_least_fp32(sink)[:, None].expand(*q_BSHC.shape[:3], 1)
-    scores_BSHK = torch.cat([part * width**-0.5 for part in parts] + [sink_BSH1], -1)
+    scores_BSHK = torch.cat([*parts, sink_BSH1], -1)
     weight_BSHK = scores_BSHK.softmax(-1).to(q_BSHC.dtype)
 
     n_window = band_BNKC.shape[2]
