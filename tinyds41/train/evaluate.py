@@ -52,7 +52,8 @@ def evaluate(
     if not n_tokens:
         raise ValueError(f"none of the {len(corpus)} tokens can be predicted from its own document")
     loss = total / n_tokens
-    return Evaluation(loss, bits_per_character(loss, corpus), n_tokens, unigram_total / n_tokens if train is not None else None)
+    unigram_loss = None if train is None else unigram_total / n_tokens
+    return Evaluation(loss, bits_per_character(loss, corpus), n_tokens, unigram_loss)
 
 
 def _inputs(documents: Tensor | None, device: torch.device) -> Tensor | None:

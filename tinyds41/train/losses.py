@@ -124,7 +124,8 @@ def teachers(model: Model, ctx: Sequence, queries: Tensor) -> dict[int, Teacher]
         first_Bn, last_Bn = entries.first[:, queries], entries.last[:, queries]
         visible_BnT = (entry >= first_Bn.unsqueeze(-1)) & (entry < last_Bn.unsqueeze(-1))
         followers = [layer.layer for layer in model.plan if layer.index_source == source.layer]
-        mass_BnT = torch.stack([_mass(model, ctx, layer, queries, entries.kv, visible_BnT) for layer in followers]).sum(0)
+        mass_LBnT = torch.stack([_mass(model, ctx, layer, queries, entries.kv, visible_BnT) for layer in followers])
+        mass_BnT = mass_LBnT.sum(0)
         # A query without entries has no mass: 0 / tiny stays 0.
         mass_BnT = mass_BnT / mass_BnT.sum(-1, keepdim=True).clamp(min=torch.finfo(mass_BnT.dtype).tiny)
         found[source.layer] = Teacher(mass_BnT, visible_BnT, last_Bn > first_Bn)
@@ -200,7 +201,9 @@ class Recall:
 
 
 @torch.no_grad()
-def recall(model: Model, ctx: Sequence, queries: Tensor, teaching: dict[int, Teacher] | None = None) -> dict[int, Recall]:
+def recall(
+    model: Model, ctx: Sequence, queries: Tensor, teaching: dict[int, Teacher] | None = None
+) -> dict[int, Recall]:
     """Per index source, the mean mass inside the top-K and inside the pool, over queries that had to leave some out.
 
     Source: spec 12.

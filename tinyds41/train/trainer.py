@@ -205,7 +205,8 @@ def clip(model: Model, largest: float, step: int) -> None:
 
 def _require_finite(what: str, value: Tensor, step: int) -> None:
     if not torch.isfinite(value):
-        raise FloatingPointError(f"the {what} is {float(value)} at step {step}: the update of this step was not made")
+        found = float(value.detach())
+        raise FloatingPointError(f"the {what} is {found} at step {step}: the update of this step was not made")
 
 
 @dataclass
