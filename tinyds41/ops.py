@@ -266,6 +266,24 @@ def _attend_chunk(q_BSHC, band_BNKC, hidden_BSK, chosen_BSKC, absent_BSK, sink) 
     return out_BSHC
 
 
+def attention_mass(
+    q: Tensor, near: Tensor, near_absent: Tensor, entries: Tensor, absent: Tensor, sink: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The weights of `attend` with every entry on offer: the teacher of the indexer.
+
+    Shapes: q [B,S,H,C], near [B,S,W,C] window rows of each query, entries [B,T,C], sink [H]; near_absent [B,S,W] and
+        absent [B,S,T] are True where a query sees nothing -> [B,S,H,W], [B,S,H,T]; the sink takes the rest of 1.
+    Source: spec 4.7, 12.
+    """
+    near_BSHW = at_least_fp32(q @ near.mT).masked_fill(near_absent.unsqueeze(2), -torch.inf)
+    far_BSHT = at_least_fp32((q.flatten(1, 2) @ entries.mT).unflatten(1, q.shape[1:3]))
+    far_BSHT = far_BSHT.masked_fill(absent.unsqueeze(2), -torch.inf)
+    sink_BSH1 = at_least_fp32(sink)[:, None].expand(*q.shape[:3], 1)
+    scores_BSHX = torch.cat([near_BSHW * q.shape[-1] ** -0.5, far_BSHT * q.shape[-1] ** -0.5, sink_BSH1], -1)
+    near_BSHW, far_BSHT, _ = scores_BSHX.softmax(-1).split([near.shape[2], entries.shape[1], 1], -1)
+    return near_BSHW, far_BSHT
+
+
 # ---------------------------------------------------------------------------------------------- experts
 
 

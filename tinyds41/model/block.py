@@ -132,6 +132,7 @@ class Block(nn.Module):
         with torch.no_grad():
             keys_BGJ = self.indexer.keys(latent_BGC, rotation)
         see(ctx.trace, f"{self.path}.compressor.latent", latent_BGC, by_query=False)
+        see(ctx.trace, f"{self.path}.compressor.positions", positions, by_query=False)
         see(ctx.trace, f"{self.path}.compressor.global_kv", kv_BGC, by_query=False)
         ctx.add_entries(layer, kv_BGC, keys_BGJ)
 

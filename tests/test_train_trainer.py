@@ -1,0 +1,178 @@
+"""Training learns, repeats bit for bit, and never loses a run."""
+
+import json
+import signal
+
+import pytest
+import torch
+
+from tinyds41.config import Config
+from tinyds41.model.transformer import Model
+from tinyds41.train.corpus import Corpus
+from tinyds41.train.snapshot import load_snapshot, save_snapshot
+from tinyds41.train.trainer import TrainConfig, train
+
+QUICK = TrainConfig(steps=6, batch_size=2, length=13, warmup=2, indexer_queries=8, record_every=2, snapshot_every=0)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def nano() -> Model:
+    return Model(Config.preset("nano"), seed=1)
+
+
+def text() -> Corpus:
+    """A melody of 7 tokens in documents of 50 tokens: learnable within some steps."""
+    token = torch.arange(1000)
+    return Corpus((token % 7 + 10).int(), (token // 50).int())
+
+
+class Hooked:
+    """A corpus that does something before it gives the batch of one step."""
+
+    def __init__(self, at: int, action):
+        self.at, self.action = at, action
+
+    def batch(self, step, batch_size, length, seed):
+        if step == self.at:
+            self.action()
+        return text().batch(step, batch_size, length, seed)
+
+
+def same(a: Model, b: Model) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+
+
+@pytest.fixture(scope="module")
+def long_history():
+    torch.set_num_threads(1)
+    return train(nano(), text(), QUICK, steps=25, batch_size=4, length=20, learning_rate=1e-2, progress=False)
+
+
+def test_the_loss_falls_and_the_history_has_every_step(long_history):
+    assert long_history.step == len(long_history.learning_rates) == len(long_history.indexer_losses) == 25
+    assert long_history.losses[0] > 4 and long_history.losses[-1] < 1  # from ln 64 = 4.16; the melody's entropy is 0
+    assert [record["step"] for record in long_history.records] == list(range(0, 25, 2))
+    assert long_history.tokens_per_second > 0 and long_history.tokens_per_step == 80
+    load = torch.tensor(long_history.records[-1]["load"])
+    assert load.shape == (8, 4)
+    # fp32 sums of four shares.
+    torch.testing.assert_close(load.sum(-1), torch.ones(8), rtol=0, atol=1e-6)
+
+
+def test_imitation_improves(long_history):
+    assert long_history.indexer_losses[-1] < 0.8 * max(long_history.indexer_losses)
+
+
+def test_two_runs_give_the_same_bits_and_another_seed_does_not():
+    one, two, other = nano(), nano(), nano()
+    first = train(one, text(), QUICK, progress=False)
+    assert train(two, text(), QUICK, progress=False).losses == first.losses and same(one, two)
+    assert train(other, text(), QUICK, seed=5, progress=False).losses != first.losses
+
+
+def test_training_the_indexers_leaves_the_first_step_of_the_model_alone():
+    """They share neither gradients nor the clipping of gradients."""
+    with_it, without = nano(), nano()
+    before = {name: p.detach().clone() for name, p in without.named_parameters()}
+    for model, weight in ((with_it, 1.0), (without, 0.0)):
+        train(model, text(), QUICK, steps=1, clip=1e-3, indexer_weight=weight, progress=False)
+    for (name, a), b in zip(with_it.named_parameters(), without.parameters(), strict=True):
+        assert torch.equal(a, b) == (".indexer." not in name), name
+        # Norms of ones and matrices decay; the untrained indexer's gradient is zero.
+        if name.endswith("weights_proj.weight"):
+            torch.testing.assert_close(b, before[name] * (1 - 1e-3 * 0.1), rtol=1e-6, atol=0)
+
+
+def test_gate_biases_move_by_the_load():
+    model = nano()
+    train(model, text(), QUICK, steps=1, progress=False)
+    bias = model.get_parameter("layers.3.ffn.gate.bias")
+    assert bias.abs().max() == pytest.approx(0.001) and bias.any()
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
+    whole, halves = nano(), nano()
+    expected = train(whole, text(), QUICK, progress=False)
+    train(halves, Hooked(2, lambda: signal.raise_signal(signal.SIGINT)), QUICK, folder=tmp_path, progress=False)
+    fresh = Model(Config.preset("nano"), seed=9)
+    history = train(fresh, text(), QUICK, folder=tmp_path, resume=True, progress=False)
+    assert history.losses == expected.losses and same(fresh, whole)
+    assert history.records == expected.records and not history.interrupted
+
+
+def test_ctrl_c_finishes_the_step_saves_and_returns(tmp_path):
+    model = nano()
+    before = signal.getsignal(signal.SIGINT)
+    history = train(
+        model, Hooked(2, lambda: signal.raise_signal(signal.SIGINT)), QUICK, folder=tmp_path, progress=False)
+    assert history.interrupted and history.step == 3
+    assert signal.getsignal(signal.SIGINT) is before
+    saved = nano()
+    assert load_snapshot(tmp_path, saved)["step"] == 3 and same(saved, model)
+
+
+def test_a_loss_that_is_not_finite_stops_with_the_step_and_keeps_the_last_snapshot(tmp_path):
+    model = nano()
+
+    def poison():
+        with torch.no_grad():
+            model.get_parameter("layers.3.attn.wkv.weight")[0, 0] = torch.nan
+
+    with pytest.raises(FloatingPointError, match="loss is nan at step 4"):
+        train(model, Hooked(4, poison), QUICK, snapshot_every=3, folder=tmp_path, progress=False)
+    saved = nano()
+    assert load_snapshot(tmp_path, saved)["step"] == 3
+    assert all(torch.isfinite(p).all() for p in saved.parameters())
+
+
+def test_a_failed_save_keeps_the_snapshot_before_and_leaves_no_rubbish(tmp_path, monkeypatch):
+    model = nano()
+    train(model, text(), QUICK, steps=1, folder=tmp_path, progress=False)
+    good = (tmp_path / "snapshot.safetensors").read_bytes()
+
+    def fail(*args):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("tinyds41.train.snapshot.os.replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        train(model, text(), QUICK, steps=2, folder=tmp_path, progress=False)
+    assert [file.name for file in tmp_path.iterdir()] == ["snapshot.safetensors"]
+    assert (tmp_path / "snapshot.safetensors").read_bytes() == good
+
+
+def test_a_missing_snapshot_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no snapshot at .*snapshot\.safetensors"):
+        train(nano(), text(), QUICK, folder=tmp_path, resume=True, progress=False)
+
+
+def test_a_snapshot_of_another_model_is_refused(tmp_path):
+    model = nano()
+    save_snapshot(tmp_path, model, torch.optim.SGD([{"params": [], "names": []}], lr=1.0), {})
+    other = Model(Config.preset("nano", vocab_size=65, engram_compressed_vocab_size=65))
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        load_snapshot(tmp_path, other)
+
+
+def test_a_train_config_survives_json(tmp_path):
+    config = TrainConfig(steps=7, learning_rate=1e-4, seed=3)
+    config.to_json(tmp_path / "train.json")
+    assert TrainConfig.from_json(tmp_path / "train.json") == config
+    (tmp_path / "train.json").write_text(json.dumps({**config.to_dict(), "speed": 1}))
+    with pytest.raises(ValueError, match="unknown field 'speed'"):
+        TrainConfig.from_json(tmp_path / "train.json")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("steps", 0), ("length", 0), ("learning_rate", float("nan")), ("clip", 0.0), ("warmup", -1)])
+def test_a_bad_train_config_names_the_field(field, value):
+    with pytest.raises(ValueError, match=f"{field}={value}"):
+        TrainConfig(**{field: value})
+
+
+def test_a_text_that_is_too_short_names_its_length():
+    with pytest.raises(ValueError, match="10 tokens is too short for a sequence of length 13"):
+        train(nano(), Corpus(torch.arange(10).int()), QUICK, progress=False)

@@ -1,0 +1,235 @@
+"""The training loop: one call that trains a model, shows its progress and never loses a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from tinyds41.model.transformer import Model
+from tinyds41.train.corpus import Batch
+from tinyds41.train.losses import balance, cross_entropy, indexer_loss, recall, run, sample_queries, targets, teachers
+from tinyds41.train.optim import adamw, learning_rate_at, move_gate_biases
+from tinyds41.train.snapshot import load_snapshot, save_snapshot
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Everything that decides a run, beside the model and the text.
+
+    Units: length in tokens, learning_rate per step at its peak, record_every and snapshot_every in steps (0 = never).
+    Raises: ValueError naming the field and its value.
+    """
+
+    steps: int = 300
+    batch_size: int = 8
+    length: int = 256
+    learning_rate: float = 2e-3
+    warmup: int = 20
+    seed: int = 0
+    clip: float = 1.0  # largest norm of a gradient, the indexers' on its own
+    balance_weight: float = 1e-4
+    indexer_weight: float = 1.0  # 0 leaves the indexers untrained
+    indexer_queries: int = 64  # sampled per step
+    record_every: int = 10  # how often recall and expert load are kept
+    snapshot_every: int = 100
+
+    def __post_init__(self):
+        for name in ("steps", "batch_size", "length", "indexer_queries"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: at least 1 is needed")
+        for name in ("warmup", "seed", "balance_weight", "indexer_weight", "record_every", "snapshot_every"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} is negative")
+        for name in ("learning_rate", "clip"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise ValueError(f"{name}={getattr(self, name)}: a positive finite number is needed")
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> TrainConfig:
+        unknown = sorted(set(content) - {f.name for f in dataclasses.fields(cls)})
+        if unknown:
+            raise ValueError(f"unknown field {unknown[0]!r} in a TrainConfig")
+        return cls(**content)
+
+    def to_json(self, path: str | Path) -> None:
+        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def from_json(cls, path: str | Path) -> TrainConfig:
+        return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+
+
+@dataclass
+class History:
+    """What a run showed, step by step; `records` holds what is kept every `record_every` steps.
+
+    Units: losses in nats per token, indexer_losses in nats, seconds per step. A record has step, load (share of the
+        choices [L][E], even = 1/E) and recall ({source: {selection, pool}}, see `losses.Recall`).
+    """
+
+    losses: list[float] = field(default_factory=list)
+    indexer_losses: list[float] = field(default_factory=list)
+    balance_losses: list[float] = field(default_factory=list)
+    learning_rates: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    records: list[dict[str, Any]] = field(default_factory=list)
+    tokens_per_step: int = 0
+    interrupted: bool = False
+
+    @property
+    def step(self) -> int:
+        """Completed steps."""
+        return len(self.losses)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Mean over the steps so far, without the first: it also pays for what happens once."""
+        later = self.seconds[1:] or self.seconds
+        return self.tokens_per_step * len(later) / sum(later) if later else 0.0
+
+
+class Batches(Protocol):
+    """A corpus or task: batches that depend on (seed, step) alone, so that a resumed run sees the same."""
+
+    def batch(self, step: int, batch_size: int, length: int, seed: int) -> Batch: ...
+
+
+def train(
+    model: Model, corpus: Batches, config: TrainConfig | None = None, *, folder: str | Path | None = None,
+    resume: bool = False, progress: bool = True, **changes: Any,
+) -> History:  # fmt: skip
+    """Trains `model` in place: `train(model, corpus, steps=300, seed=0)`.
+
+    `changes` replace fields of `config`. With a `folder`, a snapshot is kept there and `resume` goes on from it.
+    Ctrl-C finishes the present step, saves, and returns with `history.interrupted`.
+    The same model, corpus, config and number of threads give the same bits.
+
+    Raises: FloatingPointError naming the step when a loss or gradient is not finite; the model then is as it was
+        before that step, and the last snapshot stays.
+    """
+    config = dataclasses.replace(config or TrainConfig(), **changes)
+    optimizer = adamw(model, config.learning_rate)
+    folder = None if folder is None else Path(folder)
+    history = History(tokens_per_step=config.batch_size * config.length)
+    if resume and folder is not None:
+        history = History(**load_snapshot(folder, model, optimizer)["history"])
+        history.interrupted = False
+
+    def save() -> None:
+        if folder is not None:
+            record = {"step": history.step, "train": config.to_dict(), "history": dataclasses.asdict(history)}
+            save_snapshot(folder, model, optimizer, record)
+
+    first, saved_at = history.step, -1
+    bar = tqdm(total=config.steps, initial=first, disable=not progress, unit="step")
+    with bar, _interrupt_as_flag() as interrupt:
+        for step in range(first, config.steps):
+            _step(model, corpus, optimizer, config, history, step)
+            bar.update()
+            bar.set_postfix(loss=f"{history.losses[-1]:.3f}", indexer=f"{history.indexer_losses[-1]:.3f}")
+            history.interrupted = interrupt.requested
+            if interrupt.requested or (config.snapshot_every and (step + 1) % config.snapshot_every == 0):
+                save()
+                saved_at = history.step
+            if interrupt.requested:
+                break
+    if saved_at != history.step:
+        save()
+    return history
+
+
+def _step(
+    model: Model, corpus: Batches, optimizer: torch.optim.Optimizer, config: TrainConfig, history: History, step: int
+) -> None:
+    """Forward, backward, update; what it showed goes to the history."""
+    started = time.perf_counter()
+    device = model.device
+    ids, documents = corpus.batch(step, config.batch_size, config.length, config.seed)
+    wanted = targets(ids, documents).to(device)
+    logits, ctx = run(model, ids[:, :-1].to(device), None if documents is None else documents[:, :-1].to(device))
+    queries = sample_queries(step, config.length, config.indexer_queries, config.seed).to(device)
+    recorded = config.record_every > 0 and step % config.record_every == 0
+    teaching = teachers(model, ctx, queries) if config.indexer_weight or recorded else {}
+    next_token = cross_entropy(logits, wanted)
+    balance_loss, load = balance(model, ctx)
+    imitation = indexer_loss(model, ctx, queries, teaching)
+    loss = next_token + config.balance_weight * balance_loss + config.indexer_weight * imitation
+    _require_finite("loss", loss, step)
+
+    optimizer.zero_grad()
+    loss.backward()
+    clip(model, config.clip, step)
+    rate = learning_rate_at(step, base=config.learning_rate, warmup=config.warmup, steps=config.steps)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.step()
+    move_gate_biases(model, load)
+
+    if recorded:
+        recalls = {str(source): dataclasses.asdict(r) for source, r in recall(model, ctx, queries, teaching).items()}
+        share = load / load.sum(-1, keepdim=True).clamp(min=1)
+        history.records.append({"step": step, "load": share.tolist(), "recall": recalls})
+    history.losses.append(float(next_token.detach()))
+    history.indexer_losses.append(float(imitation.detach()))
+    history.balance_losses.append(float(balance_loss.detach()))
+    history.learning_rates.append(rate)
+    history.seconds.append(time.perf_counter() - started)
+
+
+def clip(model: Model, largest: float, step: int) -> None:
+    """Bounds the gradient's norm, the indexers' apart: how badly they imitate must not slow the model down.
+
+    Raises: FloatingPointError naming the step when a gradient is not finite.
+    """
+    parts: dict[bool, list[Tensor]] = {True: [], False: []}
+    for name, parameter in model.named_parameters():
+        parts[".indexer." in name].append(parameter)
+    for parameters in parts.values():
+        _require_finite("gradient norm", torch.nn.utils.clip_grad_norm_(parameters, largest), step)
+
+
+def _require_finite(what: str, value: Tensor, step: int) -> None:
+    if not torch.isfinite(value):
+        found = float(value.detach())
+        raise FloatingPointError(f"the {what} is {found} at step {step}: the update of this step was not made")
+
+
+@dataclass
+class _Interrupt:
+    requested: bool = False
+
+
+@contextmanager
+def _interrupt_as_flag() -> Iterator[_Interrupt]:
+    """Ctrl-C sets a flag that is read between steps: half an update is never saved. A second one stops at once."""
+    interrupt = _Interrupt()
+
+    def remember(number: int, frame: Any) -> None:
+        if interrupt.requested:
+            raise KeyboardInterrupt
+        interrupt.requested = True
+
+    try:
+        before = signal.signal(signal.SIGINT, remember)
+    except ValueError:  # not the main thread: signals are not ours to catch
+        yield interrupt
+        return
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, before)
