@@ -186,7 +186,7 @@ def _percent(share: float) -> str:
 def _table(parameters: Parameters) -> list[str]:
     parts = [part for part in parameters.components if part.stored]
     head = ("component", "parameters", "share", "per prefill token", "per decode token")
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (part.name, short(part.stored), _percent(part.stored / parameters.total),
          short(part.prefill), short(part.decode))
         for part in parts

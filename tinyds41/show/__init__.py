@@ -1,0 +1,1 @@
+"""Pictures and tables of what a model is and does."""
