@@ -1,0 +1,158 @@
+"""Decode work: the formulas equal what the operations really do, and `flash` has the published growth."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from tinyds41 import ops
+from tinyds41.config import Config
+from tinyds41.cost.flops import ACCOUNTINGS, DecodeCost, attended_rows, decode_cost, linear_flops, scored_entries
+from tinyds41.cost.parameters import count_parameters
+from tinyds41.formats import Rows
+from tinyds41.model.transformer import Model
+
+
+@pytest.fixture(scope="module")
+def flash() -> DecodeCost:
+    return decode_cost(Config.preset("flash"), "flash")
+
+
+def flops_of(run) -> int:
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops()
+
+
+def choose_for_one_query(config: Config, context: int):
+    """What each index source scores and selects for the last of `context` tokens, by the model's own operation."""
+    scored, selections, pools = {}, {}, {}
+    n_heads, width = config.index_n_heads, config.index_head_dim
+    for layer in config.plan():
+        if not layer.selects:
+            continue
+        visible = torch.tensor([[context // layer.ratio]])
+        keys = Rows(torch.randn(1, context // layer.ratio, width))
+        counts: list[int] = []
+        selections[layer.layer], pools[layer.layer] = ops.score_and_select(
+            torch.randn(1, 1, n_heads, width), torch.randn(1, 1, n_heads), keys, torch.zeros_like(visible), visible,
+            config.index_topk, block_size=config.candidate_block_size,
+            pool=pools[config.candidate_source_layer_id] if layer.pooled else None,
+            form_blocks=config.candidate_topk_blocks if layer.forms_pool else 0, count=counts.append)  # fmt: skip
+        scored[layer.layer] = sum(counts)
+    return scored, selections
+
+
+# The published growth, to its digits.
+@pytest.mark.parametrize(("accounting", "growth"), [("raw", 1.61), ("weighted", 1.28)])
+def test_flash_grows_little_from_4k_to_1m(flash, accounting, growth):
+    assert round(flash.growth(4096, 2**20, accounting), 2) == growth
+
+
+def test_flash_by_component_equals_a_count_by_hand(flash):
+    for context in (4096, 65_536, 2**20):
+        work = flash.at(context)
+        assert work.index_full == (3 * 0.5 + 1) * context * 8192
+        assert work.index_pool == 4 * min(context, 16_384) * 8192
+        assert work.attention == (38 * (512 + 128) + 2 * 128) * 64 * 512 * 4
+        assert work.total == work.linear + work.index_full + work.index_pool + work.attention
+
+
+def test_weighted_halves_linear_work_and_quarters_index_scores(flash):
+    raw, weighted = flash.at(8192), flash.at(8192, "weighted")
+    assert weighted.linear == raw.linear / 2
+    assert (weighted.index_full, weighted.index_pool) == (raw.index_full / 4, raw.index_pool / 4)
+    assert weighted.attention == raw.attention
+
+
+def test_linear_work_is_twice_the_active_parameters_to_a_ten_thousandth(flash):
+    """Estimates count 2 FLOPs per active parameter; ours leaves the vectors out (norms, biases, sinks)."""
+    active = count_parameters(flash.config).active_decode
+    assert 0.9999 < flash.linear / (2 * active) < 1
+
+
+@pytest.mark.parametrize("name", ["nano", "toy"])
+def test_linear_work_is_what_the_flop_counter_sees(name):
+    """With attention, selection and stream mixing stubbed out, every product left has a weight in it."""
+    stubs = ops.Ops(
+        attend=lambda q, window, selection, sink: q,
+        score_and_select=lambda q, *rest, **options: (
+            torch.zeros(*q.shape[:2], 1, dtype=torch.long), torch.zeros(*q.shape[:2], 1, dtype=torch.long)),
+        hyper_step=lambda streams, y, post, comb, mix: (streams, y),
+    )  # fmt: skip
+    config = Config.preset(name)
+    model = Model(config, ops=stubs)
+    n_tokens = 6  # whole groups of 2, so that an index key's product is shared by its tokens
+    # Engram collapses the streams once more: N x D multiply-adds per Engram layer and token, no weights.
+    mixing = 2 * len(config.engram_layer_ids) * config.hc_mult * config.hidden_size
+    counted = flops_of(lambda: model(torch.arange(3, 3 + n_tokens)[None]))
+    assert counted / n_tokens - mixing == linear_flops(config)
+
+
+# Contexts around the sizes of nano: window 4, top-K 3, pools of 3 blocks of 2, ratio 2; odd ones leave blocks open.
+@pytest.mark.parametrize("context", [2, 3, 5, 6, 7, 13, 64])
+def test_scored_entries_and_attended_rows_are_what_the_operations_do(context):
+    config = Config.preset("nano")
+    scored, selections = choose_for_one_query(config, context)
+    full, pool = scored_entries(config, context)
+    assert scored == full | pool and set(pool) == {6}
+    for layer in config.plan():
+        gathered = 0 if layer.index_source is None else int((selections[layer.index_source] >= 0).sum())
+        window = len(range(max(0, context - config.sliding_window), context))
+        assert attended_rows(config, context)[layer.layer] == window + gathered
+
+
+def test_the_pool_is_what_makes_later_index_layers_flat():
+    config = Config.preset("toy")
+    at = {context: scored_entries(config, context) for context in (1024, 4096)}
+    assert at[4096][1] == at[1024][1] == {6: config.candidate_topk_blocks * config.candidate_block_size}
+    assert all(at[4096][0][layer] == 4 * at[1024][0][layer] for layer in (2, 4))
+
+
+def test_index_and_attention_flops_are_what_the_flop_counter_sees():
+    config, context = Config.preset("toy"), 200
+    cost, (full, pool) = decode_cost(config), scored_entries(Config.preset("toy"), 200)
+    n_scored = sum(full.values()) + sum(pool.values())
+    indexed = flops_of(lambda: choose_for_one_query(config, context))
+    # The counter also sees the weighted sum over heads, one multiply-add per head and entry.
+    work = cost.at(context)
+    assert indexed == work.index_full + work.index_pool + 2 * config.index_n_heads * n_scored
+
+    def attend_everywhere():
+        for layer, n_rows in attended_rows(config, context).items():
+            window = ops.Window(Rows(torch.randn(1, context, config.head_dim)),
+                                torch.tensor([[context - config.sliding_window]]), config.sliding_window)  # fmt: skip
+            chosen = None
+            if config.compress_ratios[layer]:
+                index = torch.arange(n_rows - config.sliding_window)[None, None]
+                chosen = ops.Selection(index, Rows(torch.randn(1, context, config.head_dim)))
+            q = torch.randn(1, 1, config.num_attention_heads, config.head_dim)
+            ops.attend(q, window, chosen, torch.zeros(config.num_attention_heads))
+
+    assert flops_of(attend_everywhere) == work.attention
+
+
+def test_a_model_without_global_attention_costs_the_same_at_any_context():
+    config = Config.preset("nano", compress_ratios=(0,) * 8, kv_source_layer_ids=(), index_source_layer_ids=(),
+                           candidate_source_layer_id=None, engram_layer_ids=(), engram_num_embeddings=())  # fmt: skip
+    cost = decode_cost(config)
+    for accounting in ACCOUNTINGS:
+        assert cost.growth(4, 256, accounting) == 1
+    assert cost.at(256).index_full == cost.at(256).index_pool == 0
+
+
+def test_a_curve_is_one_row_per_context(flash):
+    rows = flash.curve([4096, 8192], "weighted")
+    assert [(row.model, row.context, row.accounting) for row in rows] == [
+        ("flash", 4096, "weighted"), ("flash", 8192, "weighted")]  # fmt: skip
+
+
+@pytest.mark.parametrize("context", [0, -5, 2**20 + 1, 4096.0])
+def test_a_context_that_cannot_be_is_named(flash, context):
+    for count in (flash.at, lambda n: scored_entries(flash.config, n), lambda n: attended_rows(flash.config, n)):
+        with pytest.raises(ValueError, match=f"context={context}"):
+            count(context)
+
+
+def test_an_unknown_accounting_names_the_known(flash):
+    with pytest.raises(ValueError, match=r"'bf16'.*raw, weighted"):
+        flash.at(4096, "bf16")

@@ -1,0 +1,138 @@
+"""Plots of what a run did: selections over the context, expert load, loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from tinyds41.plan import SWA
+from tinyds41.show.observations import ExpertLoad, Span
+from tinyds41.show.style import Style, label_right, new_axes, require_data, styled
+
+
+@dataclass(frozen=True)
+class LossPoint:
+    """One measured loss. kind: "train" or "held out". Units: nats per token."""
+
+    step: int
+    kind: str
+    loss: float
+
+
+@styled
+def plot_selection(style: Style, spans: Sequence[Span], *, model: str, ax: Axes | None = None) -> Axes:
+    """What each layer saw and chose for one query: window, candidate pool and selected entries over the context."""
+    require_data(spans, "spans")
+    layers = sorted({span.layer for span in spans})
+    query = max(span.last for span in spans if span.kind == "window")
+    ax = ax or new_axes(style, height=min(1.15, 0.2 + 0.036 * len(layers)))
+    palette = style.palette
+    looks = {  # height, colour, order: areas first, chosen entries on top
+        "visible": (0.1, palette.faint, 1), "pool": (0.72, palette.sky, 2),
+        "window": (0.44, palette.green, 3), "selected": (0.72, palette.ink, 4),
+    }  # fmt: skip
+    for kind, (height, colour, order) in looks.items():
+        mine = [span for span in spans if span.kind == kind]
+        # At least a thousandth of the axis, or an entry of a long context would vanish.
+        widths = [max(span.last - span.first + 1, query / 1000) for span in mine]
+        ax.barh([span.layer for span in mine], widths, left=[span.first for span in mine], height=height,
+                align="center", color=colour, linewidth=0, zorder=order)  # fmt: skip
+    for layer in layers:
+        ax.annotate(_choice(spans, layer), (1.01, layer), xycoords=("axes fraction", "data"), va="center",
+                    fontsize="small", annotation_clip=False)  # fmt: skip
+    modes = {span.layer: span.mode for span in spans}
+    ax.set_yticks(layers, [f"{layer} {modes[layer]}" for layer in layers])
+    ax.set(xlim=(0, query + 1), ylim=(layers[-1] + 0.6, layers[0] - 0.6), xlabel="position in the context, tokens")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.tick_params(axis="y", length=0)
+    _name_kinds(ax, spans, {kind: look[1] for kind, look in looks.items()})
+    ax.set_title(f"What each layer of {model} reads for the query at {query:,}", pad=2.2 * style.font)
+    return ax
+
+
+def _choice(spans: Sequence[Span], layer: int) -> str:
+    """The text at the right of a layer: how much it chose, or from whom the choice comes."""
+    mine = [span for span in spans if span.layer == layer]
+    chosen = [span for span in mine if span.kind == "selected"]
+    if not chosen:
+        return "window only" if mine[0].mode == SWA else "no entry yet"
+    if chosen[0].source != layer:
+        return f"as layer {chosen[0].source}"
+    ratio = chosen[0].last - chosen[0].first + 1
+    reach = [span for span in mine if span.kind == "pool"] or [span for span in mine if span.kind == "visible"]
+    n_reach = sum(span.last - span.first + 1 for span in reach) // ratio
+    return f"{len(chosen)} of {n_reach:,}"
+
+
+def _name_kinds(ax: Axes, spans: Iterable[Span], colours: dict[str, str]) -> None:
+    """The kinds as words in their colours above the axes: no legend box over the data."""
+    names = {"selected": "selected entries", "pool": "candidate pool", "window": "window", "visible": "visible"}
+    present = [kind for kind in names if any(span.kind == kind for span in spans)]
+    for place, kind in enumerate(present):
+        ax.annotate("■ ", (place * 0.27, 1.02), xycoords="axes fraction", color=colours[kind], va="bottom")
+        ax.annotate(f"    {names[kind]}", (place * 0.27, 1.02), xycoords="axes fraction", va="bottom", fontsize="small")
+
+
+@styled
+def plot_expert_load(style: Style, loads: Sequence[ExpertLoad], *, model: str, ax: Axes | None = None) -> Axes:
+    """Visits of each expert in each layer, relative to an even share (1.0): the balance that training keeps."""
+    require_data(loads, "expert loads")
+    n_layers, n_experts = max(load.layer for load in loads) + 1, max(load.expert for load in loads) + 1
+    ax = ax or new_axes(style, height=min(0.8, 0.2 + 0.04 * n_layers))
+    share = np.zeros((n_layers, n_experts))
+    for load in loads:
+        share[load.layer, load.expert] = load.tokens
+    share /= np.maximum(share.mean(axis=1, keepdims=True), 1e-12)
+    top = max(2.0, share.max())
+    image = ax.imshow(share, cmap="cividis", vmin=0, vmax=top, aspect="auto")
+    if n_experts <= 16 and n_layers <= 16:
+        for (layer, expert), value in np.ndenumerate(share):
+            # Cividis is light above its middle.
+            dark = value > 0.5 * top
+            ax.annotate(f"{value:.1f}", (expert, layer), ha="center", va="center", color="black" if dark else "white")
+    bar = ax.figure.colorbar(image, ax=ax, pad=0.02)
+    bar.set_label("visits, relative to an even share")
+    bar.outline.set_visible(False)
+    ax.set(xlabel="routed expert", ylabel="layer", yticks=_ticks(n_layers), xticks=_ticks(n_experts))
+    ax.spines[:].set_visible(False)
+    ax.set_title(f"Expert load of {model}: busiest {share.max():.1f}, idlest {share.min():.1f}")
+    return ax
+
+
+def _ticks(n: int) -> range:
+    return range(0, n, max(1, 2 ** math.ceil(math.log2(n / 12))) if n > 12 else 1)
+
+
+@styled
+def plot_loss(
+    style: Style, points: Sequence[LossPoint], *, model: str, vocab_size: int | None = None, ax: Axes | None = None
+) -> Axes:
+    """Loss against step; the dashed baseline is a uniform guess over the vocabulary."""
+    require_data(points, "losses")
+    ax = ax or new_axes(style)
+    looks = {"train": (style.palette.blue, "-", None), "held out": (style.palette.orange, "--", "o")}
+    labels = []
+    for kind, (colour, line, marker) in looks.items():
+        mine = [point for point in points if point.kind == kind]
+        if mine:
+            # One point makes no line: it needs its marker.
+            ax.plot([p.step for p in mine], [p.loss for p in mine], color=colour, linestyle=line,
+                    marker=marker or ("o" if len(mine) == 1 else None), markersize=style.font / 2.5)  # fmt: skip
+            labels.append((mine[-1].loss, f"{kind} {mine[-1].loss:.2f}", colour))
+    if vocab_size is not None:
+        guess = math.log(vocab_size)
+        ax.axhline(guess, color=style.palette.muted, linestyle="--", linewidth=0.8)
+        ax.annotate(f"uniform guess, ln {vocab_size:,} = {guess:.2f}", (0.5, guess), ha="center", va="bottom",
+                    xycoords=("axes fraction", "data"), color=style.palette.muted)  # fmt: skip
+        ax.update_datalim([(0, 1.08 * guess)])
+        ax.autoscale_view()
+    ax.set(xlim=(0, max(point.step for point in points) or 1), ylim=ax.get_ylim(), xlabel="step",
+           ylabel="loss, nats per token")  # fmt: skip
+    label_right(ax, labels)
+    ax.set_title(f"Loss of {model}")
+    return ax

@@ -1,0 +1,125 @@
+"""One look for every figure: page or slide, light or dark, told apart without colour vision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, cast
+
+import matplotlib.pyplot as plt
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+
+MEDIA = ("page", "slide")
+THEMES = ("light", "dark")
+Arguments = ParamSpec("Arguments")
+
+
+@dataclass(frozen=True)
+class Palette:
+    """Colours by name. The five hues stay apart for the common kinds of colour blindness and in grey.
+
+    Source: Okabe and Ito, Color Universal Design; lightened where the paper is dark.
+    """
+
+    ink: str
+    paper: str
+    muted: str  # baselines, secondary text
+    faint: str  # areas behind data
+    blue: str
+    orange: str
+    green: str
+    purple: str
+    sky: str
+
+
+PALETTES = {
+    "light": Palette(ink="#1a1a1a", paper="#ffffff", muted="#6b6b6b", faint="#e6e6e6", blue="#0072b2",
+                     orange="#d55e00", green="#009e73", purple="#aa4f86", sky="#8cc8ee"),
+    "dark": Palette(ink="#f0f0f0", paper="#16191d", muted="#a3a8ae", faint="#363c43", blue="#4aa8e0",
+                    orange="#f28a3c", green="#35c79a", purple="#dd93bd", sky="#1f5f88"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Style:
+    """Where a figure will be seen. Raises: ValueError for an unknown medium or theme."""
+
+    medium: str = "page"
+    theme: str = "light"
+
+    def __post_init__(self) -> None:
+        for name, value, known in (("medium", self.medium, MEDIA), ("theme", self.theme, THEMES)):
+            if value not in known:
+                raise ValueError(f"{name}={value!r}: one of {', '.join(known)}")
+
+    @property
+    def palette(self) -> Palette:
+        return PALETTES[self.theme]
+
+    @property
+    def font(self) -> float:
+        """Points of the main text; the smallest text is 0.85 of it."""
+        return 9.0 if self.medium == "page" else 15.0
+
+    @property
+    def width(self) -> float:
+        """Inches: a text column, or a slide."""
+        return 6.4 if self.medium == "page" else 11.0
+
+    def rc(self) -> dict[str, Any]:
+        """Matplotlib's settings for this style; backgrounds are opaque, so that a figure reads on any page."""
+        ink, paper, small = self.palette.ink, self.palette.paper, 0.9 * self.font
+        return {
+            "figure.facecolor": paper, "axes.facecolor": paper, "savefig.facecolor": paper,
+            "savefig.transparent": False,
+            "text.color": ink, "axes.labelcolor": ink, "axes.titlecolor": ink, "axes.edgecolor": self.palette.muted,
+            "xtick.color": ink, "ytick.color": ink, "hatch.color": paper, "hatch.linewidth": 0.8,
+            "font.family": "DejaVu Sans", "font.size": self.font, "axes.titlesize": 1.1 * self.font,
+            "axes.labelsize": self.font, "xtick.labelsize": small, "ytick.labelsize": small, "legend.fontsize": small,
+            "axes.titlelocation": "left", "axes.spines.top": False, "axes.spines.right": False,
+            "legend.frameon": False, "lines.linewidth": self.font / 5,
+            "figure.constrained_layout.w_pad": 0.07, "figure.constrained_layout.h_pad": 0.07,
+        }  # fmt: skip
+
+
+PAGE = Style()
+
+
+def new_axes(style: Style, height: float = 0.45) -> Axes:
+    """Axes of their own figure, as wide as the medium; `height` is a fraction of the width."""
+    _, ax = plt.subplots(figsize=(style.width, height * style.width), layout="constrained")
+    return ax
+
+
+def require_data(data: Sized, what: str) -> None:
+    """Raises: ValueError naming what is missing, where a plot would be empty."""
+    if not len(data):
+        raise ValueError(f"nothing to plot: no {what}")
+
+
+def label_right(ax: Axes, labels: Sequence[tuple[float, str, str]], *, apart: float = 0.09) -> None:
+    """Names curves where they end, at the right of linear axes whose limits are set; close labels move apart.
+
+    labels: (y in data, text, colour); apart: least distance, in heights of the axes.
+    """
+    low, high = ax.get_ylim()
+    place = -1.0
+    for y, text, colour in sorted(labels):
+        place = max((y - low) / (high - low), place + apart)
+        ax.annotate(text, (1.01, place), xycoords="axes fraction", color=colour, va="center", annotation_clip=False)
+
+
+def styled(draw: Callable[Concatenate[Style, Arguments], Axes]) -> Callable[..., Axes]:
+    """Makes a plot function take `style=` (default: a light page) and draws everything in it under its settings.
+
+    The settings end with the call: nothing global changes.
+    """
+
+    @wraps(draw)
+    def drawn(*args: Any, style: Style = PAGE, **options: Any) -> Axes:
+        with rc_context(cast(Any, style.rc())):
+            return draw(style, *args, **options)
+
+    return drawn
