@@ -1,0 +1,1 @@
+"""Running a trained model: what a reader of its text needs."""

@@ -1,0 +1,59 @@
+"""Writing text: one token after the other, each from the logits of the last position."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tinyds41.model.transformer import Model, check_ids
+
+
+def generate(
+    model: Model, prompt: str, *, max_new_tokens: int = 100, temperature: float = 1.0, top_k: int | None = None,
+    seed: int = 0, stop_ids: tuple[int, ...] = (),
+) -> str:  # fmt: skip
+    """Continues `prompt` and returns the new text alone. temperature 0 takes the likeliest token every time.
+
+    Differs: every token runs the whole text again; there is no cache in it.
+    Raises: ValueError for a model without a tokenizer, an empty prompt, a negative temperature, top_k below 1, or a
+        text that grows beyond max_position_embeddings.
+    """
+    if model.tokenizer is None:
+        raise ValueError("this model has no tokenizer: use generate_ids")
+    ids = torch.tensor([model.tokenizer.encode(prompt)], dtype=torch.long)
+    new = generate_ids(model, ids, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed,
+                       stop_ids=stop_ids)  # fmt: skip
+    return model.tokenizer.decode(new[0].tolist())
+
+
+@torch.no_grad()
+def generate_ids(
+    model: Model, ids: Tensor, *, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None,
+    seed: int = 0, stop_ids: tuple[int, ...] = (),
+) -> Tensor:  # fmt: skip
+    """The same for token ids. Shapes: [1,S] -> [1,new]; a stop id ends the text and is not returned."""
+    if temperature < 0:
+        raise ValueError(f"temperature={temperature} is negative")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k={top_k}: at least one token must be allowed")
+    if ids.shape[0] != 1:
+        raise ValueError(f"one prompt at a time, got {ids.shape[0]}")
+    check_ids(ids, model.config)
+    generator = torch.Generator().manual_seed(seed)
+    text = ids.to(model.device)
+    for _ in range(max_new_tokens):
+        token = sample(model(text)[0, -1].cpu(), temperature, top_k, generator)
+        if token in stop_ids:
+            break
+        text = torch.cat([text, torch.tensor([[token]], device=text.device)], 1)
+    return text[:, ids.shape[1] :].cpu()
+
+
+def sample(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> int:
+    """One token id of logits [V]; the lowest id wins a tie at temperature 0."""
+    logits = logits.double()
+    if temperature == 0:
+        return int((logits == logits.max()).nonzero()[0])
+    if top_k is not None and top_k < logits.shape[0]:
+        logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], -torch.inf)
+    return int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator))
