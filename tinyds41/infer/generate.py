@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tinyds41.model.transformer import Model, check_ids
+from tinyds41.ops import select_top
 
 
 def generate(
@@ -53,7 +54,8 @@ def sample(logits: Tensor, temperature: float, top_k: int | None, generator: tor
     """One token id of logits [V]; the lowest id wins a tie at temperature 0."""
     logits = logits.double()
     if temperature == 0:
-        return int((logits == logits.max()).nonzero()[0])
+        return int(select_top(logits, 1))
     if top_k is not None and top_k < logits.shape[0]:
-        logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], -torch.inf)
+        kept = select_top(logits, top_k)
+        logits = torch.full_like(logits, -torch.inf).scatter(0, kept, logits[kept])
     return int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator))

@@ -1,0 +1,1 @@
+"""The tour, and what lessons share."""
