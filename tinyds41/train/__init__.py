@@ -1,0 +1,1 @@
+"""Texts, batches and training of tinyds41 models."""

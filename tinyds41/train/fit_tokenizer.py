@@ -1,0 +1,74 @@
+"""Fit the shipped tokenizer on the training split of the shipped texts.
+
+    python -m tinyds41.train.fit_tokenizer --vocab-size 2048
+
+Writes tokenizer.json and prints how many bytes a token stands for on the held-out parts. Into the shipped data
+folder it also enters the new checksum in the manifest. The same texts and size give the same file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tinyds41.tokenizer import FILE_NAME, Tokenizer
+from tinyds41.train.corpus import MANIFEST, data_folder, documents
+
+TRAINED_ON = ("plays", "jargon")
+MEASURED_ON = ("plays", "jargon", "devil")
+VOCAB_SIZE = 2048
+
+
+def fit(vocab_size: int, names: Sequence[str] = TRAINED_ON) -> Tokenizer:
+    """Merges learnt from the training documents of the named texts or files, in their order."""
+    return Tokenizer.train((text for name in names for text in documents(name)), vocab_size)
+
+
+def bytes_per_token(tokenizer: Tokenizer, name: str, split: str = "held_out") -> float:
+    """Units: UTF-8 bytes of the text per id."""
+    texts = documents(name, split)
+    n_tokens = sum(len(tokenizer.encode(text)) for text in texts)
+    return sum(len(text.encode()) for text in texts) / n_tokens
+
+
+def enter_in_manifest(file: Path, description: str) -> None:
+    """Replace the tokenizer's entry in the manifest beside `file`."""
+    path = file.with_name(MANIFEST)
+    content = json.loads(path.read_text("utf-8"))
+    data = file.read_bytes()
+    entry = {
+        "file": file.name,
+        "bytes": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "source": description,
+        "licence": "MIT, as tinyds41",
+        "cut": [],
+    }
+    content["files"] = [other for other in content["files"] if other["file"] != file.name] + [entry]
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Fit, save, measure."""
+    parser = argparse.ArgumentParser(prog="python -m tinyds41.train.fit_tokenizer", description=fit.__doc__)
+    parser.add_argument("--vocab-size", type=int, default=VOCAB_SIZE)
+    parser.add_argument("--text", nargs="+", default=TRAINED_ON, help="shipped texts or UTF-8 files")
+    parser.add_argument("--out", type=Path, help=f"folder for {FILE_NAME} (default: print the measurement only)")
+    options = parser.parse_args(arguments)
+    tokenizer = fit(options.vocab_size, options.text)
+    for name in dict.fromkeys([*options.text, *MEASURED_ON]):
+        print(f"{name}: {bytes_per_token(tokenizer, name):.3f} bytes per token on the held-out part")
+    print(f"{tokenizer.vocab_size} entries, {tokenizer.compressed_vocab_size} compressed ids")
+    if options.out:
+        file = tokenizer.save(options.out)
+        print(f"wrote {file}")
+        if file.resolve().parent == data_folder():
+            trained_on = ", ".join(options.text)
+            enter_in_manifest(file, f"tinyds41.train.fit_tokenizer, {tokenizer.vocab_size} entries, from {trained_on}")
+
+
+if __name__ == "__main__":
+    main()
