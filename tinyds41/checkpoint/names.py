@@ -1,11 +1,13 @@
-"""Parameter names of this library and of released files, both ways (spec 13)."""
+"""Parameter names of this library and of released files, both ways (spec 13), and what each belongs to."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:  # `tinyds41 inspect` reads names and headers only, without seconds of loading torch
+    from torch import Tensor
 
 # Ours -> released. Modules that stand beside attention here live inside `attn` there.
 _RULES = (
@@ -18,6 +20,35 @@ _BACK = (
 )
 STACKED = re.compile(r"^(?P<layer>(?:layers|mtp)\.\d+\.ffn\.experts)\.(?P<matrix>w[123])$")
 ONE_EXPERT = re.compile(r"^(?P<layer>(?:layers|mtp)\.\d+\.ffn\.experts)\.(?P<expert>\d+)\.(?P<matrix>w[123])\.weight$")
+
+LAYER = re.compile(r"^layers\.(\d+)\.")
+# Parts of released files beside the language model's backbone.
+SKIPPED = ("mtp.", "vision.", "aligner.", "image_")
+# May be absent: the router's second bias, which only image tokens use (spec 8).
+OPTIONAL = re.compile(r"\.ffn\.gate\.bias_vl$")
+# In the order of the model.
+_COMPONENTS = tuple((component, re.compile(pattern)) for component, pattern in (
+    ("embedding", r"^embed\."),
+    ("Engram tables", r"^layers\.\d+\.engram\.embed\."),
+    ("Engram projections", r"^layers\.\d+\.engram\.(?!embed\.)"),
+    ("attention", r"^layers\.\d+\.attn\.(?!compressor\.|indexer\.)"),
+    ("compressors", r"^layers\.\d+\.attn\.compressor\."),
+    ("indexers", r"^layers\.\d+\.attn\.indexer\."),
+    ("gates", r"^layers\.\d+\.ffn\.gate\."),
+    ("routed experts", r"^layers\.\d+\.ffn\.experts\."),
+    ("shared experts", r"^layers\.\d+\.ffn\.shared_experts\."),
+    ("hyper-connections", r"^layers\.\d+\.hc_(attn|ffn)_"),
+    ("norms", r"^(norm|layers\.\d+\.(attn|ffn)_norm)\."),
+    ("output head", r"^head\."),
+    ("draft blocks", r"^mtp\."),
+    ("vision", r"^(vision|aligner)\.|^image_"),
+))  # fmt: skip
+COMPONENTS = (*(component for component, _ in _COMPONENTS), "other")
+
+
+def component(name: str) -> str:
+    """What a released tensor belongs to; norms inside attention, compressor and indexer count there."""
+    return next((component for component, pattern in _COMPONENTS if pattern.search(name)), "other")
 
 
 def released_name(name: str) -> str:

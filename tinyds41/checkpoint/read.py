@@ -1,0 +1,137 @@
+"""Reads a model folder in the released layout, strictly, tensor by tensor into the model's own memory."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from tinyds41 import weight_formats
+from tinyds41.checkpoint.cut import first_layers
+from tinyds41.checkpoint.expected import Match, match_tensors
+from tinyds41.checkpoint.headers import ModelFolder, Stored
+from tinyds41.checkpoint.layout import CONFIG, FP4, ROWS, TILES, TOKENIZER, format_on_disk
+from tinyds41.checkpoint.names import to_released
+from tinyds41.config import Config
+from tinyds41.model.transformer import Model
+from tinyds41.ops import Ops
+from tinyds41.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_DECODERS = {
+    TILES: weight_formats.decode_tiles,
+    FP4: weight_formats.decode_fp4_weight,
+    ROWS: weight_formats.decode_fp8_rows,
+}
+# Values read at once: a table of 98 billion must not pass through memory as a whole. A multiple of every block.
+_CHUNK_VALUES = 2**24
+
+
+def load(
+    folder: str | Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu",
+    layers: range | None = None, ops: Ops | None = None, token_map: Tensor | None = None,
+) -> Model:  # fmt: skip
+    """The model of a folder that `save` wrote or that was released, with its tokenizer.
+
+    dtype: by default the narrowest that holds every tensor of the files exactly, and float32 at least where some are
+        quantised.
+    layers: `range(0, n)` builds a model of the first n layers, with embedding, final norm and head, and opens only
+        the shards that these need.
+    token_map: for a model with Engram whose folder has no tokenizer.json.
+
+    Draft blocks and vision (`mtp.*`, `vision.*`, `aligner.*`, `image_*`) are skipped with one notice in the log of
+    this module: unlike a warning it carries no path, so that it may stand in a notebook.
+    Raises: ValueError naming all missing, unexpected and misshaped tensors at once, or the file that is unsound;
+        FileNotFoundError; MemoryError before allocating.
+    Source: spec 13.
+    """
+    files = ModelFolder(folder)
+    config = files.config if layers is None else first_layers(files.config, layers)
+    tokenizer = _tokenizer(files.path / TOKENIZER, config, required=token_map is None)
+    match = match_tensors(files, _shapes(files, config), config.num_hidden_layers)
+    if match.skipped:
+        logger.warning("%s: skipped %s", files.path.name, match.skipped_text())
+    model = Model(
+        config, tokenizer=tokenizer, token_map=token_map, ops=ops, dtype=dtype or _widest(match.stored.values()),
+        device=device)  # fmt: skip
+    _fill(to_released(model.state_dict()), match, files.path)
+    return model
+
+
+def _shapes(files: ModelFolder, config: Config) -> dict[str, tuple[int, ...]]:
+    """Released names and shapes of all parameters."""
+    try:
+        skeleton = Model(config, device="meta")
+    except ValueError as error:
+        raise ValueError(f"{files.path / CONFIG}: {error}") from error
+    return {name: tuple(tensor.shape) for name, tensor in to_released(skeleton.state_dict()).items()}
+
+
+def _tokenizer(file: Path, config: Config, *, required: bool) -> Tokenizer | None:
+    """The folder's tokenizer, if it is the model's; Engram files its rows under that tokenizer's compressed ids."""
+    compressed = config.engram_compressed_vocab_size if config.engram_layer_ids else None
+    if not file.is_file():
+        if required and compressed not in (None, config.vocab_size):
+            raise FileNotFoundError(
+                f"{file} is missing: with engram_compressed_vocab_size={compressed} and vocab_size="
+                f"{config.vocab_size} the model needs its tokenizer (or a token_map)")
+        return None
+    tokenizer = Tokenizer.load(file)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise ValueError(f"{file} has {tokenizer.vocab_size} ids, vocab_size is {config.vocab_size}")
+    if compressed is not None and tokenizer.compressed_vocab_size != compressed:
+        raise ValueError(
+            f"{file} compresses to {tokenizer.compressed_vocab_size} ids, engram_compressed_vocab_size is "
+            f"{compressed}: it is not this model's tokenizer")
+    return tokenizer
+
+
+def _widest(stored: Iterable[Stored]) -> torch.dtype:
+    return functools.reduce(torch.promote_types, {_DTYPES.get(tensor.dtype, torch.float32) for tensor in stored})
+
+
+@torch.no_grad()
+def _fill(targets: dict[str, Tensor], match: Match, path: Path) -> None:
+    """Copies every tensor into its parameter."""
+    with ExitStack() as stack:
+        open_shard = functools.cache(lambda shard: stack.enter_context(_open(path / shard)))
+        for name, target in targets.items():
+            if name not in match.stored:
+                target.zero_()  # optional, and not there
+                continue
+            for start, rows in _rows(name, match, open_shard):
+                target[start : start + rows.shape[0]].copy_(rows)
+
+
+def _open(file: Path):
+    try:
+        return safe_open(file, "pt")
+    except SafetensorError as error:
+        raise ValueError(f"{file} is not a sound safetensors file: {error}") from error
+
+
+def _rows(name: str, match: Match, open_shard) -> Iterator[tuple[int, Tensor]]:
+    """A tensor in pieces along its first axis, decoded, each with its first row."""
+    stored = match.stored[name]
+    form = format_on_disk(name, stored.dtype)
+    piece = open_shard(stored.shard).get_slice(name)
+    n_rows = stored.shape[0]
+    per_row = max(1, stored.n_bytes // n_rows)
+    step = max(32, _CHUNK_VALUES // per_row // 32 * 32)
+    for start in range(0, n_rows, step):
+        stop = min(start + step, n_rows)
+        values = piece[start:stop]
+        if form is not None:
+            scales = match.scales[name]
+            block = form.scale_rows
+            scale = open_shard(scales.shard).get_slice(scales.name)[start // block : -(-stop // block)]
+            values = _DECODERS[form](values, scale)
+        yield start, values
