@@ -165,7 +165,8 @@ def show_query(report: Report, model: Model, held_out: Corpus, say: Callable[[st
 
 def show_parameters(report: Report, config: Config) -> None:
     report.section("Where the parameters sit")
-    for name, parameters in {"toy": count_parameters(config), "flash": count_parameters(Config.preset("flash"))}.items():
+    models = {"toy": count_parameters(config), "flash": count_parameters(Config.preset("flash"))}
+    for name, parameters in models.items():
         report.table(f"{name}\n{parameters}")
         report.figure(f"parameters_{name}", plot_parameters(parameters, model=name), parameters.components)
 
