@@ -6,21 +6,54 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # editors and type checkers see the names at once
+    from tinyds41.checkpoint.read import load
+    from tinyds41.checkpoint.write import save
     from tinyds41.config import Config, preset_names
+    from tinyds41.infer.generate import generate
+    from tinyds41.model.transformer import Model
+    from tinyds41.ops import Ops
     from tinyds41.plan import LayerPlan, Plan
+    from tinyds41.tokenizer import Tokenizer
+    from tinyds41.trace import Trace
+    from tinyds41.train.evaluate import evaluate
+    from tinyds41.train.trainer import train
 
 # Public name -> module that defines it. Imported at first use: `tinyds41 --help` and a plan need no torch.
 _HOMES = {
     "Config": "tinyds41.config",
     "LayerPlan": "tinyds41.plan",
+    "Model": "tinyds41.model.transformer",
+    "Ops": "tinyds41.ops",
     "Plan": "tinyds41.plan",
+    "Tokenizer": "tinyds41.tokenizer",
+    "Trace": "tinyds41.trace",
+    "evaluate": "tinyds41.train.evaluate",
+    "generate": "tinyds41.infer.generate",
+    "load": "tinyds41.checkpoint.read",
     "preset_names": "tinyds41.config",
+    "save": "tinyds41.checkpoint.write",
 }
 
-__all__ = ["Config", "LayerPlan", "Plan", "preset_names"]
+__all__ = [
+    "Config",
+    "LayerPlan",
+    "Model",
+    "Ops",
+    "Plan",
+    "Tokenizer",
+    "Trace",
+    "evaluate",
+    "generate",
+    "load",
+    "preset_names",
+    "save",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "train":  # package and function in one, see there
+        return import_module("tinyds41.train")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)

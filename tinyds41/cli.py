@@ -20,7 +20,11 @@ class Command:
 
 
 COMMANDS = {
+    "tour": Command("tinyds41.course.tour_command", "train a toy on real text and look inside it"),
     "plan": Command("tinyds41.show.plan_command", "print the layer plan of a model"),
+    "params": Command("tinyds41.cost.params_command", "count a model's parameters by component"),
+    "bench": Command("tinyds41.bench.bench_command", "measure speed and memory on this machine"),
+    "inspect": Command("tinyds41.checkpoint.inspect_command", "show what a model folder holds"),
 }
 
 USER_ERRORS = (ValueError, OSError, MemoryError)  # what bad input raises, see the modules' docstrings

@@ -95,7 +95,8 @@ def quality_line(quality: Evaluation) -> str:
     assert quality.unigram_loss is not None
     return (
         f"Held-out loss {quality.loss:.2f} nats per token ({quality.bits_per_character or 0:.2f} bits per character); "
-        f"counting words alone reaches {quality.unigram_loss:.2f}: {quality.unigram_loss - quality.loss:.2f} nats better."
+        f"counting tokens alone reaches {quality.unigram_loss:.2f}, so the toy is "
+        f"{quality.unigram_loss - quality.loss:.2f} nats better."
     )
 
 
@@ -165,7 +166,8 @@ def show_query(report: Report, model: Model, held_out: Corpus, say: Callable[[st
 
 def show_parameters(report: Report, config: Config) -> None:
     report.section("Where the parameters sit")
-    for name, parameters in {"toy": count_parameters(config), "flash": count_parameters(Config.preset("flash"))}.items():
+    models = {"toy": count_parameters(config), "flash": count_parameters(Config.preset("flash"))}
+    for name, parameters in models.items():
         report.table(f"{name}\n{parameters}")
         report.figure(f"parameters_{name}", plot_parameters(parameters, model=name), parameters.components)
 

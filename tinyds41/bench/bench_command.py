@@ -1,0 +1,40 @@
+"""`tinyds41 bench NAME`: a table, the ratios of this run, and JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+
+from tinyds41.bench.forward import bench_forward
+from tinyds41.bench.measure import table, write_json
+
+BENCHES = {"forward": bench_forward}
+
+
+def add_parser(subparsers) -> None:
+    parser = subparsers.add_parser("bench", description="Measure speed and memory on this machine.")
+    parser.add_argument("name", choices=BENCHES, help="what to measure")
+    parser.add_argument("--threads", type=int, default=2, help="torch threads (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="timed rounds, taken in turns (default %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here ('-': print JSON only)")
+
+
+def run(args: argparse.Namespace) -> int:
+    for name in ("threads", "rounds"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name}={getattr(args, name)}: at least 1 is needed")
+    torch.set_num_threads(args.threads)
+    result = BENCHES[args.name](args.rounds)
+    if str(args.json) == "-":
+        print(json.dumps(result, indent=1))
+        return 0
+    print(f"{result['device']}, {result['dtype']}, {result['threads']} threads, {result['date']}")
+    print(table(result["rows"]))
+    for what, ratio in result["ratios"].items():
+        print(f"{what}: {ratio:.2f}")
+    if args.json is not None:
+        write_json(args.json, result)
+    return 0

@@ -1,0 +1,86 @@
+"""Timing side by side, peak memory of a fresh process, and where a number was measured."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def alternate(contestants: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Median seconds of each, in turns after one warm-up each: what disturbs the machine disturbs all of them."""
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for function in contestants.values():
+        function()
+    for _ in range(rounds):
+        for name, function in contestants.items():
+            started = time.perf_counter()
+            function()
+            seconds[name].append(time.perf_counter() - started)
+    return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def peak_bytes() -> int:
+    """Largest resident size of this process so far, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def in_fresh_process(module: str, *arguments: str) -> dict[str, Any]:
+    """Runs `python -m module arguments` and returns the JSON of its last line; for peaks that nothing else raised.
+
+    Raises: RuntimeError with what the process wrote when it fails.
+    """
+    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{module} {' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def circumstances(device: str = "cpu", dtype: str = "float32") -> dict[str, Any]:
+    """What a reader must know to compare a measured number."""
+    if torch.device(device).type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = _processor() or platform.machine()
+    return {
+        "date": datetime.date.today().isoformat(),
+        "device": f"{device}: {name}",
+        "dtype": dtype,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _processor() -> str | None:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or None
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def table(rows: list[Mapping[str, Any]]) -> str:
+    """Rows of equal columns as aligned text."""
+    head = list(rows[0])
+    lines = [head, *([str(row[column]) for column in head] for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in lines)
