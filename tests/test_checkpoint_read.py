@@ -73,6 +73,8 @@ def test_nothing_but_the_first_layers_is_read(tmp_path, opened):
             if not name.startswith("layers.") or int(name.split(".")[1]) < 3}  # fmt: skip
     assert_same_bits(released(loaded), kept)
     assert opened == {index_of(folder)[name] for name in kept}
+    assert loaded.config.engram_layer_ids == (1,)
+    assert loaded.config.num_nextn_predict_layers == 0  # draft blocks read the last layers
 
 
 @pytest.mark.parametrize("n_layers", range(1, 9))
