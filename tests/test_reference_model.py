@@ -154,10 +154,12 @@ def test_quantisers_let_gradients_pass(weights):
         ({"ids": torch.tensor([[-1, 5]])}, r"token ids -1\.\.5 leave"),
         ({"ids": torch.tensor([1, 2])}, r"expected ids \[B,S\] .*\(2,\)"),
         ({"documents": torch.tensor([[1, 2, 3]])}, r"shape of ids \(1, 2\), got \(1, 3\)"),
+        ({"token_map": torch.arange(63)}, r"token_map of 64 ids, got \(63,\)"),
+        ({"config": NANO.replace(engram_compressed_vocab_size=60)}, r"=60 differs from vocab_size=64: a token_map"),
         ({"weights": {"embed.weight": torch.zeros(1, dtype=torch.bfloat16)}}, "embed.weight is torch.bfloat16"),
     ],
 )
 def test_wrong_inputs_are_named(weights, change, message):
-    arguments = {"weights": weights, "ids": torch.tensor([[1, 2]]), **change}
+    arguments = {"config": NANO, "weights": weights, "ids": torch.tensor([[1, 2]]), **change}
     with pytest.raises(ValueError, match=message):
-        reference.forward(NANO, **arguments)
+        reference.forward(**arguments)
