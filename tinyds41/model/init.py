@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from tinyds41.model.transformer import Model
 
 STD = 0.02
 
 
 @torch.no_grad()
-def initialise(model: nn.Module, seed: int) -> None:
+def initialise(model: Model, seed: int) -> None:
     """Matrices N(0, 0.02), norms 1, the rest 0; near a plain residual, with a silent Engram.
 
     Drawn in fp32 on the CPU by a generator of its own, so that a seed gives the same model on every device.
