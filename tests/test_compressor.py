@@ -69,6 +69,17 @@ def test_entries_equal_the_equations_at_every_length_around_a_group(ratio):
             torch.testing.assert_close(entries[0, j], turned, rtol=0, atol=1e-12)
 
 
+def test_entries_are_pooled_from_what_attention_reads_in_every_mode():
+    """Also where V4's mode gives attention its own mix; 1e-12 in float64."""
+    for mode in ("single_pass", "multi_pass", "residual"):
+        model = scattered(FLOATS.replace(mhc_mode=mode))
+        trace = traced(model, random_ids(1, 6), "layers.4.*")
+        with torch.no_grad():
+            c, _ = model.layers[4].compressor.project(trace["layers.4.attn.input"])
+            expected = model.layers[4].compressor.latent(c.unsqueeze(2), None)
+        torch.testing.assert_close(trace["layers.4.compressor.latent"], expected, rtol=0, atol=1e-12)
+
+
 def test_an_unfinished_group_leaves_the_model_finite():
     """One token and ratio 2: no entry anywhere in layer 2, and attention goes on with its window."""
     trace = traced(scattered(), random_ids(2, 1))

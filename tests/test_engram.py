@@ -134,8 +134,8 @@ def test_padding_shuts_the_gate_whatever_ids_it_holds():
 
 
 def test_tokens_of_one_compressed_id_share_their_rows():
-    """A map of 60 ids onto 40 for a model with 64 tokens; the pad is compressed too."""
-    token_map = torch.arange(64).clamp(max=39)
+    """64 tokens onto 40 ids, backwards: 39 and above all become 0, the pad becomes 37."""
+    token_map = (39 - torch.arange(64)).clamp(min=0)
     model = scattered(NANO.replace(engram_compressed_vocab_size=40), token_map=token_map)
     ids = random_ids(1, 8)
     twin = torch.where(ids >= 39, (ids - 39 + 1) % 25 + 39, ids)
@@ -143,6 +143,8 @@ def test_tokens_of_one_compressed_id_share_their_rows():
     for layer in (1, 3):
         rows, other = (traced(model, x, "*.rows")[f"layers.{layer}.engram.rows"] for x in (ids, twin))
         assert torch.equal(rows, other)
+        engram, first = model.layers[layer].engram, torch.tensor([int(token_map[ids[0, 0]]), 37, 37, 37])
+        assert torch.equal(rows[0, 0], hash_rows(first, engram.multipliers, engram.primes, 2))
 
 
 def test_each_layer_has_multipliers_and_primes_of_its_own():
