@@ -142,11 +142,10 @@ def test_coefficients_are_float32_of_bfloat16_weights_and_streams():
 
 
 def test_mixing_adds_in_float32_and_rounds_once():
-    """256 + 1 + 1 = 258: added in bfloat16, whose step is 2 there, each 1 would be lost."""
-    streams = torch.tensor([[[[256.0], [1.0], [1.0], [0.0]]]]).bfloat16()
-    comb = torch.ones(1, 1, 4, 4)
+    """256 + 1 + 1 = 258: rounded to bfloat16 on the way, whose step is 2 there, each 1 would be lost."""
+    streams, y = torch.tensor([[[[256.0], [1.0], [0.0], [0.0]]]]).bfloat16(), torch.ones(1, 1, 1).bfloat16()
     mixed, collapsed = hyper_step(
-        streams, torch.zeros(1, 1, 1).bfloat16(), torch.ones(1, 1, 4), comb, torch.full((1, 1, 4), 0.25))
+        streams, y, torch.ones(1, 1, 4), torch.ones(1, 1, 4, 4), torch.full((1, 1, 4), 0.25))
     assert mixed.dtype == collapsed.dtype == torch.bfloat16
     assert mixed.flatten().tolist() == [258.0] * 4
     assert collapsed.item() == 258.0

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -106,6 +109,15 @@ def test_inputs_of_another_width_are_refused(model, width):
         block.attn(wrong, torch.zeros(1, 2, 16), context(NANO, 2), rotation, None)
     with pytest.raises(ValueError, match=rf"query_latent: expected \[\.\.\., 16\], got \(1, 2, {width}\)"):
         block.attn(torch.zeros(1, 2, 32), wrong, context(NANO, 2), rotation, None)
+
+
+def test_building_a_model_does_not_load_the_compiler():
+    """Initialising an embedding on the meta device would: seconds before anything happens."""
+    code = (
+        "import sys; from tinyds41 import Config; from tinyds41.model.transformer import Model;"
+        "Model(Config.preset('nano')); sys.exit('torch._dynamo' in sys.modules)")
+    root = Path(__file__).parents[1]
+    subprocess.run([sys.executable, "-c", code], cwd=root, check=True)
 
 
 # ---- seeds ----

@@ -107,7 +107,8 @@ class Engram(nn.Module):
         # Set by the model: the tokenizer's compressed id of each token. Derived, so never saved.
         self.register_buffer("token_map", torch.empty(config.vocab_size, dtype=torch.long), persistent=False)
         width, n_streams = config.hidden_size, config.hc_mult
-        self.embed = nn.Embedding(n_rows, config.engram_head_dim)
+        # Without an initialisation of its own, as in `Model`.
+        self.embed = nn.Embedding.from_pretrained(torch.empty(n_rows, config.engram_head_dim), freeze=False)
         self.wkv = nn.Linear(len(primes) * config.engram_head_dim, (n_streams + 1) * width, bias=False)
         self.q_weight = nn.Parameter(torch.ones(n_streams, width))
         self.k_weight = nn.Parameter(torch.ones(n_streams, width))
