@@ -59,7 +59,8 @@ class Model(nn.Module):
 
     def _build(self, config: Config, ops: Ops) -> None:
         ropes = {compressed: Rope(config, compressed=compressed) for compressed in (False, True)}
-        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        # Not nn.Embedding(...): its initialisation on the meta device imports the compiler, seconds for nothing.
+        self.embed = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, config.hidden_size), freeze=False)
         self.layers = nn.ModuleList()
         for layer in self.plan:
             engram = None if layer.engram is None else Engram(config, layer.engram)
