@@ -10,10 +10,11 @@ from goldens import load
 from models import NANO, context, random_ids, scattered, traced, window_only
 from torch import Tensor
 
+from tinyds41.mixing import collapse, hyper_coefficients, hyper_step
 from tinyds41.model.block import Carry
 from tinyds41.model.hyper_connections import HyperConnection
 from tinyds41.model.transformer import Model
-from tinyds41.ops import Ops, collapse, hyper_coefficients, hyper_step
+from tinyds41.ops import Ops
 from tinyds41.sinkhorn import sinkhorn
 
 UNITS = {name.removeprefix("hc."): tensor for name, tensor in load("units").items() if name.startswith("hc.")}
