@@ -126,25 +126,25 @@ def test_no_other_document_changes(model, t):
 
 def test_all_four_paths_stop_at_the_seam():
     """One at a time: the window, the entries that are visible, the pool, Engram's look-back."""
-    documents = torch.tensor([[0] * 5 + [1] * 8])
+    documents = torch.tensor([[0] * 7 + [1] * 6])
     ctx = Sequence(NANO, random_ids(1, 13), documents)
     window = ctx.add_window(0, torch.zeros(1, 13, 32))
-    assert window.first[0].tolist() == [0, 0, 0, 0, 1, 5, 5, 5, 5, 6, 7, 8, 9]
+    assert window.first[0].tolist() == [0, 0, 0, 0, 1, 2, 3, 7, 7, 7, 7, 8, 9]
     assert window.size == 4
-    assert ctx.positions[0].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6, 7]
+    assert ctx.positions[0].tolist() == [0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4, 5]
     kv = torch.arange(13.0).view(1, 13, 1)
     c, _, positions = ctx.groups(2, kv, None)
     ctx.add_entries(2, c[:, :, 0], c[:, :, 0])
     entries = ctx.entries(2)
     seen = [list(range(first, last)) for first, last in zip(
         entries.first[0].tolist(), entries.last[0].tolist(), strict=True)]  # fmt: skip
-    # By first tokens: pairs (0,1), (2,3), the fifth token waits for ever, then (5,6), (7,8), (9,10), (11,12).
+    # By first tokens: pairs (0,1), (2,3), (4,5), token 6 waits for ever, then (7,8), (9,10), (11,12).
     tokens = [[int(c[0, j, 0]) for j in row] for row in seen]
-    assert tokens == [[], [0], [0], [0, 2], [0, 2], [], [5], [5], [5, 7], [5, 7], [5, 7, 9], [5, 7, 9], [5, 7, 9, 11]]
-    assert [int(positions[0, j]) for j in seen[-1]] == [0, 2, 4, 6]
+    assert tokens == [[], [0], [0], [0, 2], [0, 2], [0, 2, 4], [0, 2, 4], [], [7], [7], [7, 9], [7, 9], [7, 9, 11]]
+    assert [int(positions[0, j]) for j in seen[-1]] == [0, 2, 4]
     assert all(first % NANO.candidate_block_size == 0 for first in entries.first[0].tolist())
     back = ctx.look_back(random_ids(1, 13), 4)
-    assert [(row >= 0).sum().item() for row in back[0]] == [1, 2, 3, 4, 4, 1, 2, 3, 4, 4, 4, 4, 4]
+    assert [(row >= 0).sum().item() for row in back[0]] == [1, 2, 3, 4, 4, 4, 4, 1, 2, 3, 4, 4, 4]
 
 
 def test_a_pool_forms_inside_its_document():

@@ -44,13 +44,15 @@ def unit_rows(table: int, dead: Tensor, documents: Tensor | None = None) -> Tens
 
 
 def test_primes_and_multipliers_equal_the_golden():
+    """With 260 compressed ids the multipliers pass 2^53: a double would lose their last bits."""
+    assert GOLDEN["multipliers"].max() > 2**53
     assert table_primes(UNIT) == GOLDEN["primes"].tolist()
     for table, layer in enumerate(UNIT.engram_layer_ids):
         assert torch.equal(multipliers(layer, 260, 4), GOLDEN["multipliers"][table])
 
 
 def test_primes_and_multipliers_of_the_released_model_are_equal():
-    """Multipliers beyond 2^53 would lose bits in a double; the primes add up to the released row counts."""
+    """The primes add up to the released row counts, the multipliers are odd and cannot overflow."""
     primes = table_primes(FLASH)
     for table, layer in enumerate(FLASH.engram_layer_ids):
         assert primes[table] == GOLDEN[f"released.primes.{layer}"].tolist()

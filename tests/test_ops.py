@@ -106,9 +106,9 @@ def test_index_scores_equal_the_sum_over_heads():
 
 
 def ranges(batch: int, queries: int, entries: int) -> tuple[Tensor, Tensor]:
-    """first and last [B,S]: growing views, from nothing visible to everything, with a moving start."""
+    """first and last [B,S]: from nothing visible to everything, with a start that moves through the blocks."""
     last = (torch.arange(queries) * (entries + 1) // queries).expand(batch, -1)
-    first = (last // 8 * 4).clone()
+    first = last * 2 // 3
     first[:, ::5] = 0
     return first, last
 
