@@ -245,7 +245,8 @@ def _attend_chunk(q_BSHC, band_BNKC, hidden_BSK, chosen_BSKC, absent_BSK, sink) 
     block = n_queries if n_bands == 1 else band_BNKC.shape[2] // 2
     spare = n_bands * block - n_queries  # the last block may be partly empty
     # s_i = q_h . v_i / sqrt(C), with the root taken from the few queries instead of the many scores
-    q_BSHC = F.pad(q_BSHC * width**-0.5, (0, 0, 0, 0, 0, spare)) if spare else q_BSHC * width**-0.5
+    q_BSHC = q_BSHC * width**-0.5
+    q_BSHC = F.pad(q_BSHC, (0, 0, 0, 0, 0, spare)) if spare else q_BSHC
     hidden_BSK = F.pad(hidden_BSK, (0, 0, 0, spare), value=True) if spare else hidden_BSK
     q_BNXC = q_BSHC.unflatten(1, (n_bands, block)).flatten(2, 3)
     near_BNXK = at_least_fp32(q_BNXC @ band_BNKC.mT)
