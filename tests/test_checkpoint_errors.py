@@ -48,6 +48,7 @@ def test_all_wrong_tensors_come_in_one_error(copy):
         tensors["layers.0.attn.attn_sink"] = torch.zeros(3)
         tensors["layers.1.engram.embed.scale"] = tensors["layers.1.engram.embed.scale"][:-1]
         tensors["layers.5.attn.compressor.wkv.weight"] = torch.zeros(2)  # layer 5 reuses, it has no compressor
+        tensors["layers.8.attn_norm.weight"] = torch.zeros(2)  # there are 8 layers
         tensors["embed.scale"] = torch.zeros(2)  # a scale of a weight that is not quantised
         tensors["head.weight"] = torch.zeros(64, 32, dtype=torch.int32)
 
@@ -56,7 +57,7 @@ def test_all_wrong_tensors_come_in_one_error(copy):
         f"{folder} does not hold the tensors that its config asks for:",
         "  missing (2): layers.4.attn.indexer.wk.scale beside the quantised layers.4.attn.indexer.wk.weight (F8_E4M3), "
         "norm.weight",
-        "  unexpected (2): embed.scale, layers.5.attn.compressor.wkv.weight",
+        "  unexpected (3): embed.scale, layers.5.attn.compressor.wkv.weight, layers.8.attn_norm.weight",
         "  misshaped (2): layers.0.attn.attn_sink is (3,), expected (2,), "
         "layers.1.engram.embed.scale is (155, 1), expected (156, 1)",
         "  unreadable (1): head.weight is I32, which is no weight format",

@@ -98,6 +98,22 @@ def test_a_killed_save_leaves_the_old_model_or_the_new_one(tmp_path, monkeypatch
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+def test_a_rename_that_fails_brings_the_old_model_back(tmp_path, models, monkeypatch):
+    save(models[0], tmp_path / "model")
+    rename = Path.rename
+
+    def refused_for_the_new(path, target):
+        if path.name == ".model.partial":
+            raise PermissionError(f"cannot rename {path}")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refused_for_the_new)
+    with pytest.raises(PermissionError):
+        save(models[1], tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert_same_bits(load(tmp_path / "model").state_dict(), models[0].state_dict())
+
+
 def test_between_the_two_renames_the_old_model_loads(tmp_path, models):
     save(models[0], tmp_path / "model").rename(tmp_path / ".model.previous")
     assert_same_bits(load(tmp_path / "model").state_dict(), models[0].state_dict())

@@ -130,8 +130,16 @@ def test_the_public_names_are_listed_and_resolve_at_first_use(monkeypatch):
     for name in tinyds41.__all__:
         monkeypatch.delitem(vars(tinyds41), name, raising=False)  # as if nobody had used it yet
         assert name in dir(tinyds41)
-        assert getattr(tinyds41, name).__name__ == name
-    assert set(tinyds41.__all__) == set(tinyds41._HOMES)
+        assert getattr(tinyds41, name).__name__.split(".")[-1] == name
+    assert set(tinyds41.__all__) == {*tinyds41._HOMES, "train"}
+
+
+def test_train_is_the_function_whatever_was_imported_before():
+    import tinyds41.train.corpus
+
+    with pytest.raises(TypeError, match="missing 2 required positional arguments: 'model' and 'corpus'"):
+        tinyds41.train()
+    assert tinyds41.train.corpus.Corpus is not None
 
 
 def test_a_name_that_does_not_exist_is_an_attribute_error():

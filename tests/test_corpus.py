@@ -192,7 +192,7 @@ def test_bad_shapes_are_named(tokenizer):
 
 def test_the_manifest_lists_what_is_in_the_folder():
     found = {path.name for path in data_folder().iterdir()}
-    assert found == {*manifest(), "manifest.json", "README.md"}
+    assert found == {*manifest(), "manifest.json", "README.md", "curate.py"}
 
 
 def test_the_readme_counts_what_the_manifest_counts():

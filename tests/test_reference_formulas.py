@@ -18,10 +18,12 @@ def randn(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def test_rotation_by_hand_turns_neighbours_not_halves():
-    """One-hot channel 4 of R = 4 behind two passing channels: its neighbour 5 receives the sine."""
-    x = torch.tensor([[[7.0, 8.0, 1.0, 0.0, 0.0, 0.0]]], dtype=torch.float64)
+    """R = 4 behind two passing channels: (1, 0) turns by 3 · 0.5, (3, 2) by 3 · 0.1."""
+    x = torch.tensor([[[7.0, 8.0, 1.0, 0.0, 3.0, 2.0]]], dtype=torch.float64)
     turned = formulas.rotate(x, torch.tensor([3]), torch.tensor([0.5, 0.1], dtype=torch.float64))
-    assert turned.flatten().tolist() == pytest.approx([7, 8, math.cos(1.5), math.sin(1.5), 0, 0])
+    cos, sin = math.cos(0.3), math.sin(0.3)
+    expected = [7, 8, math.cos(1.5), math.sin(1.5), 3 * cos - 2 * sin, 3 * sin + 2 * cos]
+    assert turned.flatten().tolist() == pytest.approx(expected, rel=1e-12)
 
 
 def test_rotation_refuses_fewer_channels_than_it_turns():

@@ -111,6 +111,19 @@ def test_single_pass_reads_with_the_previous_mix_and_multi_pass_with_its_own(wei
         assert torch.equal(after, pre)
 
 
+def test_the_first_sub_layer_reads_stream_zero(monkeypatch):
+    """The streams start equal: only an Engram module before layer 0, with a gate per stream, tells them apart."""
+    config = NANO.replace(engram_layer_ids=[0], engram_num_embeddings=[156])
+    weights, record, seen = random_weights(config), {}, []
+    attention = reference.attention
+    monkeypatch.setattr(reference, "attention", lambda *args, **more: seen.append(args[2]) or attention(*args, **more))
+    ids = tokens(5)
+    reference.forward(config, weights, ids, record=record)
+    w, rows = lambda name: weights[f"layers.0.{name}"], record["layers.0.engram_rows"]
+    streams = reference.engram(config, record["layers.0.streams"], rows, torch.zeros_like(ids) > 0, w)
+    torch.testing.assert_close(seen[0], reference.rms_norm(streams[:, :, 0], w("attn_norm.weight"), 1e-20))
+
+
 def test_residual_mode_is_a_plain_residual(weights):
     """x = x + F(norm(x)) by hand, without Engram, whose gates differ between streams."""
     config = NANO.replace(engram_layer_ids=[], engram_num_embeddings=[], mhc_mode="residual")
@@ -154,10 +167,12 @@ def test_quantisers_let_gradients_pass(weights):
         ({"ids": torch.tensor([[-1, 5]])}, r"token ids -1\.\.5 leave"),
         ({"ids": torch.tensor([1, 2])}, r"expected ids \[B,S\] .*\(2,\)"),
         ({"documents": torch.tensor([[1, 2, 3]])}, r"shape of ids \(1, 2\), got \(1, 3\)"),
+        ({"token_map": torch.arange(63)}, r"token_map of 64 ids, got \(63,\)"),
+        ({"config": NANO.replace(engram_compressed_vocab_size=60)}, r"=60 differs from vocab_size=64: a token_map"),
         ({"weights": {"embed.weight": torch.zeros(1, dtype=torch.bfloat16)}}, "embed.weight is torch.bfloat16"),
     ],
 )
 def test_wrong_inputs_are_named(weights, change, message):
-    arguments = {"weights": weights, "ids": torch.tensor([[1, 2]]), **change}
+    arguments = {"config": NANO, "weights": weights, "ids": torch.tensor([[1, 2]]), **change}
     with pytest.raises(ValueError, match=message):
-        reference.forward(NANO, **arguments)
+        reference.forward(**arguments)

@@ -28,7 +28,8 @@ def test_every_trained_parameter_is_in_exactly_one_group(model):
         ("layers.2.attn.attn_sink", "scale"), ("layers.2.hc_attn.base", "scale"), ("layers.2.hc_ffn.scale", "scale"),
         ("layers.1.engram.q_weight", "scale"), ("layers.2.ffn.gate.bias", "scale"),
         ("layers.2.hc_attn.fn", "matrix"), ("layers.2.ffn.experts.w1", "matrix"),
-        ("layers.2.ffn.gate.weight", "matrix"), ("layers.1.engram.wkv.weight", "matrix"), ("layers.2.indexer.wq_b.weight", "matrix"),
+        ("layers.2.ffn.gate.weight", "matrix"), ("layers.1.engram.wkv.weight", "matrix"),
+        ("layers.2.indexer.wq_b.weight", "matrix"),
     ],
 )  # fmt: skip
 def test_the_role_follows_from_the_name(name, expected):

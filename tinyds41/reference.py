@@ -125,7 +125,7 @@ def mixture(config: Config, plan: LayerPlan, x: Tensor, w: Get, record: Record) 
 
 def engram_rows(config: Config, ids: Tensor, dead: Tensor, token_map: Tensor | None) -> Record:
     """The table rows that every Engram layer will read: they follow from the ids alone."""
-    compressed = torch.arange(config.vocab_size, device=ids.device) if token_map is None else token_map
+    compressed = torch.arange(config.vocab_size, device=ids.device) if token_map is None else token_map.to(ids.device)
     pad = int(compressed[config.engram_pad_token_id or 0])
     rows = {}
     for layer, primes in zip(config.engram_layer_ids, engram_primes(config), strict=True):
@@ -180,9 +180,11 @@ def forward(
     mhc_mode "multi_pass" reads each sub-layer with its own pre, and the head with the last one's. "residual" is one
     plain residual carried in all streams alike: u = X_0, X_k += y.
     Shapes: ids and documents int64 [B,S] -> [B,S,V].
-    Raises: ValueError on weights of another dtype, ids or documents of another shape, ids outside the vocabulary.
+    Raises: ValueError on weights of another dtype, arguments of another shape, ids outside the vocabulary, and an
+    identity map where the config compresses its vocabulary.
     """
     check_inputs(config, weights, ids, documents)
+    check_token_map(config, token_map)
     record = {} if record is None else record
     if documents is None:
         return one_document(config, weights, ids, torch.zeros_like(ids, dtype=torch.bool), token_map, record)
@@ -190,8 +192,9 @@ def forward(
     for row in range(len(ids)):  # a packed document equals the document alone: so run it alone (spec 4.8)
         pieces = []
         for run in document_runs(documents[row]):
-            own, padding = record.setdefault((row, run.start), {}), documents[row : row + 1, run] < 0
-            pieces.append(one_document(config, weights, ids[row : row + 1, run], padding, token_map, own))
+            part, record[row, run.start] = (slice(row, row + 1), run), {}
+            own = record[row, run.start]
+            pieces.append(one_document(config, weights, ids[part], documents[part] < 0, token_map, own))
         rows.append(torch.cat(pieces, 1))
     return torch.cat(rows)
 
@@ -207,6 +210,17 @@ def check_inputs(config: Config, weights: Mapping[str, Tensor], ids: Tensor, doc
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= config.vocab_size:  # a negative one would silently index from the end
         raise ValueError(f"token ids {low}..{high} leave the vocabulary 0..{config.vocab_size - 1}")
+
+
+def check_token_map(config: Config, token_map: Tensor | None) -> None:
+    if not config.engram_layer_ids:
+        return
+    if token_map is None and config.engram_compressed_vocab_size != config.vocab_size:
+        raise ValueError(
+            f"engram_compressed_vocab_size={config.engram_compressed_vocab_size} differs from "
+            f"vocab_size={config.vocab_size}: a token_map is needed")
+    if token_map is not None and token_map.shape != (config.vocab_size,):
+        raise ValueError(f"expected a token_map of {config.vocab_size} ids, got {tuple(token_map.shape)}")
 
 
 def document_runs(documents: Tensor) -> list[slice]:

@@ -6,6 +6,7 @@ also G groups of M tokens, and P blocks of the candidate pool.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -221,21 +222,14 @@ def expert(x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor, limit: float) -> Tenso
 
 
 def engram_primes(config: Config) -> list[list[int]]:
-    """Table sizes per Engram layer, order-major then head: ever the next prime, none used twice anywhere."""
-    orders, heads = (config.engram_max_ngram_size or 0) - 1, config.engram_n_heads or 0
-    used: set[int] = set()
-    primes = []
-    for _ in config.engram_layer_ids:
-        primes.append([])
-        for _ in range(orders):
-            prime = (config.engram_vocab_size or 0) - 1  # each order starts anew
-            for _ in range(heads):
-                prime += 1
-                while prime in used or not is_prime(prime):
-                    prime += 1
-                used.add(prime)
-                primes[-1].append(prime)
-    return primes
+    """Rows of each sub-table per Engram layer, order-major then head: primes, none used twice anywhere.
+
+    Every order starts its search anew at engram_vocab_size and skips what is used: so the sub-tables of all orders
+    and layers take one prime after the other.
+    """
+    per_layer = ((config.engram_max_ngram_size or 0) - 1) * (config.engram_n_heads or 0)
+    candidates = filter(is_prime, itertools.count(config.engram_vocab_size or 0))
+    return [list(itertools.islice(candidates, per_layer)) for _ in config.engram_layer_ids]
 
 
 def is_prime(n: int) -> bool:

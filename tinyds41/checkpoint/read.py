@@ -61,7 +61,7 @@ def load(
         logger.warning("%s: skipped %s", files.path.name, match.skipped_text())
     model = Model(
         config, tokenizer=tokenizer, token_map=token_map, ops=ops, dtype=dtype or _widest(match.stored.values()),
-        device=device)  # fmt: skip
+        device=device, seed=None)  # fmt: skip
     _fill(to_released(model.state_dict()), match, files.path)
     return model
 

@@ -15,7 +15,8 @@ from tinyds41.show.save import save_figure
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
-<style>body{{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}}
+<style>
+body{{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}}
 pre{{background:#f5f5f2;padding:.8rem;overflow-x:auto;font-size:13px;white-space:pre-wrap}}
 img{{max-width:100%;display:block;margin:1rem 0}}</style></head>
 <body>

@@ -95,7 +95,8 @@ def quality_line(quality: Evaluation) -> str:
     assert quality.unigram_loss is not None
     return (
         f"Held-out loss {quality.loss:.2f} nats per token ({quality.bits_per_character or 0:.2f} bits per character); "
-        f"counting words alone reaches {quality.unigram_loss:.2f}: {quality.unigram_loss - quality.loss:.2f} nats better."
+        f"counting tokens alone reaches {quality.unigram_loss:.2f}, so the toy is "
+        f"{quality.unigram_loss - quality.loss:.2f} nats better."
     )
 
 

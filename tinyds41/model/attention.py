@@ -10,6 +10,7 @@ from tinyds41.formats import WINDOW
 from tinyds41.model.context import Context
 from tinyds41.model.norm import RMSNorm
 from tinyds41.model.rope import rotate
+from tinyds41.model.width import check_width
 from tinyds41.ops import Ops, Selection
 from tinyds41.trace import see
 
@@ -37,12 +38,15 @@ class Attention(nn.Module):
 
     def query_latent(self, x: Tensor) -> Tensor:
         """r = RMSNorm(x W_qa), shared with the indexer. Shapes: [B,S,D] -> [B,S,Q]."""
+        check_width(x, self.config.hidden_size, self.path)
         return self.q_norm(self.wq_a(x))
 
     def forward(
         self, x: Tensor, query_latent: Tensor, ctx: Context, rotation: Tensor, selection: Selection | None
     ) -> Tensor:
         """Shapes: x [B,S,D], query_latent [B,S,Q], rotation [B,S,R/2] -> [B,S,D]."""
+        check_width(x, self.config.hidden_size, self.path)
+        check_width(query_latent, self.config.q_lora_rank, f"{self.path} query_latent")
         turn = rotation.unsqueeze(-2)
         q_BSHC = rotate(self.wq_b(query_latent).unflatten(-1, (self.config.num_attention_heads, -1)), turn)
         kv_BSC = rotate(self.kv_norm(self.wkv(x)), rotation)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from tinyds41.config import Config
 from tinyds41.mixing import at_least_fp32
 from tinyds41.model.norm import RMSNorm
+from tinyds41.model.width import check_width
 
 
 class Compressor(nn.Module):
@@ -23,6 +24,7 @@ class Compressor(nn.Module):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """The per-token rows c and z that wait until their group is full. Shapes: [B,S,D] -> [B,S,C]."""
+        check_width(x, self.wkv.in_features, "Compressor")
         return self.wkv(x), None if self.wgate is None else self.wgate(x)
 
     def latent(self, c: Tensor, z: Tensor | None) -> Tensor:

@@ -10,6 +10,7 @@ from tinyds41.config import Config
 from tinyds41.formats import ENGRAM
 from tinyds41.mixing import at_least_fp32
 from tinyds41.model.context import Context
+from tinyds41.model.width import check_width
 from tinyds41.trace import see
 
 
@@ -99,20 +100,22 @@ class Engram(nn.Module):
                 f"engram_num_embeddings[{table}]={n_rows}, but the primes from engram_vocab_size="
                 f"{config.engram_vocab_size} add up to {sum(primes)}")  # fmt: skip
         assert config.engram_compressed_vocab_size and config.engram_max_ngram_size and config.engram_head_dim
-        self.multipliers = multipliers(
-            config.engram_layer_ids[table], config.engram_compressed_vocab_size, config.engram_max_ngram_size)  # fmt: skip
+        layer = config.engram_layer_ids[table]
+        self.multipliers = multipliers(layer, config.engram_compressed_vocab_size, config.engram_max_ngram_size)
         # On the CPU also while the model is built on the meta device: these are addresses, not weights.
         self.primes = torch.tensor(primes, device="cpu")
         # Set by the model: the tokenizer's compressed id of each token. Derived, so never saved.
         self.register_buffer("token_map", torch.empty(config.vocab_size, dtype=torch.long), persistent=False)
         width, n_streams = config.hidden_size, config.hc_mult
-        self.embed = nn.Embedding(n_rows, config.engram_head_dim)
+        # Without an initialisation of its own, as in `Model`.
+        self.embed = nn.Embedding.from_pretrained(torch.empty(n_rows, config.engram_head_dim), freeze=False)
         self.wkv = nn.Linear(len(primes) * config.engram_head_dim, (n_streams + 1) * width, bias=False)
         self.q_weight = nn.Parameter(torch.ones(n_streams, width))
         self.k_weight = nn.Parameter(torch.ones(n_streams, width))
 
     def rows(self, lookback: Tensor) -> Tensor:
         """Addresses in the table, from token ids alone. Shapes: [B,S,n] -> int64 [B,S,columns]."""
+        check_width(lookback, len(self.multipliers), f"{self.path} lookback")
         dead = lookback == self.config.engram_pad_token_id
         assert isinstance(self.token_map, Tensor)
         pad_id = int(self.token_map[self.config.engram_pad_token_id])
@@ -138,6 +141,8 @@ class Engram(nn.Module):
         Shapes: streams [B,S,N,D], memory [B,S,columns*head_dim], alive [B,S] -> gate [B,S,N], value [B,S,D].
         """
         n_streams, width = self.q_weight.shape
+        check_width(streams, width, f"{self.path} streams")
+        check_width(memory, self.wkv.in_features, f"{self.path} memory")
         keys, value = self.wkv(memory).split([n_streams * width, width], -1)
         keys_BSND, wide_BSND = at_least_fp32(keys).unflatten(-1, (n_streams, width)), at_least_fp32(streams)
         weight = at_least_fp32(self.q_weight) * at_least_fp32(self.k_weight)

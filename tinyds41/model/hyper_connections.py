@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from tinyds41.config import Config
 from tinyds41.mixing import collapse
+from tinyds41.model.width import check_width
 from tinyds41.ops import Ops
 
 
@@ -29,6 +30,7 @@ class HyperConnection(nn.Module):
     def forward(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Shapes: streams [B,S,N,D] -> pre [B,S,N], post [B,S,N], comb [B,S,N,N] (source, target)."""
         config = self.config
+        check_width(streams, config.hidden_size, "HyperConnection")
         if config.mhc_mode == "residual":
             one = streams.new_ones(*streams.shape[:3], dtype=torch.promote_types(streams.dtype, torch.float32))
             first = one * torch.eye(config.hc_mult, device=one.device, dtype=one.dtype)[0]

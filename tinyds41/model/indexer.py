@@ -11,6 +11,7 @@ from tinyds41.mixing import at_least_fp32
 from tinyds41.model.context import Context, Entries
 from tinyds41.model.norm import RMSNorm
 from tinyds41.model.rope import rotate
+from tinyds41.model.width import check_width
 from tinyds41.ops import Ops, Selection, index_scores
 from tinyds41.plan import LayerPlan
 from tinyds41.trace import see
@@ -36,14 +37,19 @@ class Indexer(nn.Module):
     def keys(self, latent: Tensor, rotation: Tensor) -> Tensor:
         """k_j = fp4(rope(RMSNorm(latent_j W_ik), jm)), from the latent before RoPE. Shapes: [B,G,C] -> [B,G,J]."""
         assert self.wk is not None and self.k_norm is not None
+        check_width(latent, self.config.head_dim, f"{self.path} latent")
         return self._quantise(rotate(self.k_norm(self.wk(latent.detach())), rotation))
 
     def queries(self, x: Tensor, query_latent: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
         """qI = fp4(rope(r W_iq, p)) and w = x W_iw. Shapes: x [B,S,D], r [B,S,Q] -> [B,S,I,J], [B,S,I]."""
+        check_width(x, self.config.hidden_size, self.path)
+        check_width(query_latent, self.config.q_lora_rank, f"{self.path} query_latent")
         q_BSIJ = self.wq_b(query_latent.detach()).unflatten(-1, (self.config.index_n_heads, -1))
         return self._quantise(rotate(q_BSIJ, rotation.unsqueeze(-2))), self.weights_proj(x.detach())
 
-    def forward(self, x: Tensor, query_latent: Tensor, ctx: Context, rotation: Tensor, pool: Tensor | None) -> Selection:
+    def forward(
+        self, x: Tensor, query_latent: Tensor, ctx: Context, rotation: Tensor, pool: Tensor | None
+    ) -> Selection:
         """Chooses the entries of each query; a candidate source also forms the pool. Source: spec 4.4, 4.5."""
         entries = ctx.entries(self.layer.kv_source)
         with torch.no_grad():

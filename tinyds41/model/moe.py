@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from tinyds41.config import Config
 from tinyds41.mixing import at_least_fp32
 from tinyds41.model.context import Context
+from tinyds41.model.width import check_width
 from tinyds41.ops import Ops, select_top, swiglu
 from tinyds41.trace import see
 
@@ -27,6 +28,7 @@ class Gate(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Shapes: x [B,S,D] -> scores [B,S,E], experts [B,S,A] (ascending), weights [B,S,A]."""
+        check_width(x, self.weight.shape[1], "Gate")
         logits_BSE = F.linear(at_least_fp32(x), at_least_fp32(self.weight)) / self.temperature
         scores_BSE = F.softplus(logits_BSE).sqrt()
         # Choose with the bias, weigh without it: a pushed expert must not shout louder.
@@ -46,6 +48,7 @@ class Expert(nn.Module):
         self.w3 = nn.Linear(config.hidden_size, config.moe_intermediate_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        check_width(x, self.w1.in_features, "Expert")
         return swiglu(x, self.w1.weight, self.w2.weight, self.w3.weight, self.limit)
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tinyds41.mixing import at_least_fp32
+from tinyds41.model.width import check_width
 
 
 class RMSNorm(nn.Module):
@@ -17,6 +18,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
+        check_width(x, self.weight.shape[0], "RMSNorm")
         wide = at_least_fp32(x)
         scaled = wide * (wide.square().mean(-1, keepdim=True) + self.eps).rsqrt()
         return (at_least_fp32(self.weight) * scaled).to(x.dtype)

@@ -22,7 +22,7 @@ class Rope:
         self.frequencies = inverse_frequencies(config, compressed=compressed)
 
     def rotation(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """e^{i p f}. Shapes: positions [...] (integers) -> complex [..., R/2]; complex128 for float64, else complex64."""
+        """e^{i p f}. Shapes: positions [...] (integers) -> complex [..., R/2], complex128 for float64."""
         angles = positions.unsqueeze(-1) * self.frequencies.to(positions.device)
         turn = torch.polar(torch.ones_like(angles), angles)
         return turn if dtype == torch.float64 else turn.to(torch.complex64)
@@ -60,8 +60,11 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     """Turns the adjacent pairs (2i, 2i+1) of the last R channels; pass `rotation.conj()` to turn back.
 
     Shapes: x [..., C], rotation complex [..., R/2] that broadcasts over x's leading axes.
+    Raises: ValueError when x has fewer than R channels.
     """
     n_rotary = 2 * rotation.shape[-1]
+    if x.shape[-1] < n_rotary:
+        raise ValueError(f"rotate: expected at least {n_rotary} channels, got {tuple(x.shape)}")
     still, moving = x[..., :-n_rotary], x[..., -n_rotary:]
     pairs = moving.to(torch.float64 if rotation.dtype == torch.complex128 else torch.float32)
     turned = torch.view_as_complex(pairs.unflatten(-1, (-1, 2)).contiguous()) * rotation

@@ -29,7 +29,8 @@ class Model(nn.Module):
 
     tokenizer: needed for Engram unless engram_compressed_vocab_size equals vocab_size; kept as `model.tokenizer`.
     token_map: the tokenizer's compressed ids [V], where the tokenizer itself is not at hand.
-    seed: of the initial weights; the global random state is neither read nor changed.
+    seed: of the initial weights, None leaves them unset for who fills all of them; the global random state is
+        neither read nor changed.
 
     Raises: MemoryError before allocating when the weights cannot fit; ValueError for a tokenizer of another model.
     Source: spec 1-9.
@@ -37,7 +38,8 @@ class Model(nn.Module):
 
     def __init__(
         self, config: Config, *, tokenizer: Tokenizer | None = None, token_map: Tensor | None = None,
-        ops: Ops | None = None, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", seed: int = 0,
+        ops: Ops | None = None, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu",
+        seed: int | None = 0,
     ):  # fmt: skip
         super().__init__()
         self.config, self.tokenizer = config, tokenizer
@@ -52,11 +54,13 @@ class Model(nn.Module):
             require_bytes(n_parameters * dtype.itemsize, device, f"a model of {n_parameters:,} parameters in {dtype}")
             self.to_empty(device=device)
             self._set_token_map(token_map, device)
-            initialise(self, seed)
+            if seed is not None:
+                initialise(self, seed)
 
     def _build(self, config: Config, ops: Ops) -> None:
         ropes = {compressed: Rope(config, compressed=compressed) for compressed in (False, True)}
-        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        # Not nn.Embedding(...): its initialisation on the meta device imports the compiler, seconds for nothing.
+        self.embed = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, config.hidden_size), freeze=False)
         self.layers = nn.ModuleList()
         for layer in self.plan:
             engram = None if layer.engram is None else Engram(config, layer.engram)
@@ -74,7 +78,7 @@ class Model(nn.Module):
             token_map = F.pad(token_map, (0, missing), value=int(token_map[self.config.engram_pad_token_id]))
         token_map = identity_map(self.config) if token_map is None else check_token_map(self.config, token_map)
         for block in self.layers:
-            if block.engram is not None:
+            if isinstance(block, Block) and block.engram is not None:
                 block.engram.token_map = token_map.to(device)
 
     @property

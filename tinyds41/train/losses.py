@@ -156,10 +156,9 @@ def indexer_loss(model: Model, ctx: Sequence, queries: Tensor, teaching: dict[in
     teaching = teachers(model, ctx, queries) if teaching is None else teaching
     losses = []
     for source, teacher in teaching.items():
-        hidden_BnT = ~teacher.visible & teacher.sighted.unsqueeze(-1)
-        # Rows that see nothing stay unmasked, because a softmax of -inf alone is NaN; their mass is 0 anyway.
-        scores_BnT = _index_scores(model, ctx, source, queries).masked_fill(hidden_BnT, -torch.inf)
-        log_share_BnT = scores_BnT.log_softmax(-1).masked_fill(hidden_BnT, 0)
+        scores_BnT = _index_scores(model, ctx, source, queries).masked_fill(~teacher.visible, -torch.inf)
+        # Masked again behind the softmax: -inf times a mass of 0 is NaN, and so is a softmax of -inf alone.
+        log_share_BnT = scores_BnT.log_softmax(-1).masked_fill(~teacher.visible, 0)
         kl_Bn = (torch.xlogy(teacher.mass, teacher.mass) - teacher.mass * log_share_BnT).sum(-1)
         losses.append(kl_Bn.sum() / teacher.sighted.sum().clamp(min=1))
     return torch.stack(losses).mean() if losses else torch.zeros((), device=queries.device)

@@ -1,0 +1,70 @@
+"""Models for the tests: toy A with its golden weights, and small ones whose every weight matters."""
+
+from __future__ import annotations
+
+import torch
+from goldens import toy_a
+from torch import Tensor
+
+from tinyds41.checkpoint.names import to_released
+from tinyds41.config import Config
+from tinyds41.model.context import Sequence
+from tinyds41.model.transformer import Model
+from tinyds41.trace import Trace
+
+NANO = Config.preset("nano")
+PAD = 2  # nano's engram_pad_token_id; random_ids draws none
+
+
+def toy_a_model(dtype: torch.dtype, **changes) -> Model:
+    """Toy A with the weights of its goldens, which name each tensor of the model and no other."""
+    config, weights = toy_a(dtype, **changes)
+    model = Model(config, dtype=dtype)
+    ours = to_released(model.state_dict())
+    assert ours.keys() == weights.keys()
+    with torch.no_grad():
+        for name, tensor in ours.items():
+            assert tensor.shape == weights[name].shape, name
+            tensor.copy_(weights[name])
+    return model
+
+
+def scatter(module: torch.nn.Module, size: float = 0.2, seed: int = 0) -> None:
+    """Moves every weight by noise: a sink, a bias or a norm left at its initial 0 or 1 hides a missing term."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * size)
+
+
+def scattered(config: Config = NANO, dtype: torch.dtype = torch.float64, **options) -> Model:
+    """A model with random weights in all places."""
+    model = Model(config, dtype=dtype, **options)
+    scatter(model)
+    return model
+
+
+def window_only(n_layers: int = 2, **changes) -> Config:
+    """Nano without compressed layers and Engram: attention sees its window, nothing else crosses tokens."""
+    return NANO.replace(
+        num_hidden_layers=n_layers, compress_ratios=[0] * n_layers, kv_source_layer_ids=[], index_source_layer_ids=[],
+        candidate_source_layer_id=None, engram_layer_ids=[], engram_num_embeddings=[], num_nextn_predict_layers=0,
+        dspark_target_layer_ids=[], **changes)  # fmt: skip
+
+
+def random_ids(rows: int, length: int, config: Config = NANO, seed: int = 0) -> Tensor:
+    """Ids [rows, length] without special tokens."""
+    return torch.randint(4, config.vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def traced(model: Model, ids: Tensor, *patterns: str, **options) -> Trace:
+    """The intermediates of one run without gradients."""
+    trace = Trace(*(patterns or ("*",)))
+    with torch.no_grad():
+        model(ids, trace=trace, **options)
+    return trace
+
+
+def context(config: Config, length: int, rows: int = 1, documents: Tensor | None = None, **options) -> Sequence:
+    """A context for modules that are run alone; its ids do not matter."""
+    return Sequence(config, torch.zeros(rows, length, dtype=torch.long), documents, **options)

@@ -1,0 +1,144 @@
+"""Float64 finite differences of each part on nano, and of the whole model. Cache quantisers off: they are steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from models import NANO, context, random_ids, scatter, scattered
+from torch import Tensor
+from torch.autograd import gradcheck
+from torch.func import functional_call
+
+from tinyds41 import ops
+from tinyds41.formats import Rows
+from tinyds41.model.compressor import Compressor
+from tinyds41.model.moe import MoE
+from tinyds41.ops import Ops, Selection, Window, attend, experts, hyper_coefficients, hyper_step
+
+FLOATS = NANO.replace(quantize_cache=False, quantize_engram=False)
+
+
+def leaf(*shape: int, size: float = 1.0) -> Tensor:
+    return (torch.randn(shape, dtype=torch.float64) * size).requires_grad_()
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_attention_over_window_entries_and_sink(monkeypatch, chunked):
+    """7 queries, W = 3, one of them with a cut window, one without a pick."""
+    if chunked:
+        monkeypatch.setattr(ops, "ATTEND_ELEMENTS", 1)
+    first = (torch.arange(7) - 2).clamp(min=0)[None]
+    first[0, 5] = 5
+    index = torch.tensor([[[0, 2], [1, -1], [-1, -1], [0, 1], [2, 1], [0, 0], [2, -1]]])
+
+    def run(q: Tensor, window: Tensor, kv: Tensor, sink: Tensor) -> Tensor:
+        return attend(q, Window(Rows(window), first, 3), Selection(index, Rows(kv)), sink)
+
+    assert gradcheck(run, (leaf(1, 7, 2, 4), leaf(1, 7, 4), leaf(1, 3, 4), leaf(2)))
+
+
+def test_rows_shared_by_two_layers_collect_both_gradients():
+    """A Reuse layer attends to rows gathered once: their gradient is the sum. 1e-12 in float64."""
+    kv, q = leaf(1, 3, 4), leaf(1, 2, 1, 4)
+    index, rows = torch.tensor([[[0, 2], [1, 1]]]), Rows(torch.zeros(1, 2, 4, dtype=torch.float64))
+    window = Window(rows, torch.zeros(1, 2, dtype=torch.long), 2)
+    sink = torch.zeros(1, dtype=torch.float64)
+    shared = Selection(index, Rows(kv))
+    (attend(q, window, shared, sink).sum() + attend(2 * q, window, shared, sink).sum()).backward()
+    together, kv.grad = kv.grad, None
+    for factor in (1, 2):
+        attend(factor * q, window, Selection(index, Rows(kv)), sink).sum().backward()
+    torch.testing.assert_close(together, kv.grad, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("ratio", [1, 2, 3])
+def test_compressor(ratio):
+    compressor = Compressor(NANO, ratio).double()
+    scatter(compressor, 1.0)
+    z = leaf(1, 2, ratio, 32) if ratio > 1 else None
+    inputs = (leaf(1, 2, ratio, 32), *(() if z is None else (z,)))
+    assert gradcheck(lambda c, z=None: compressor.latent(c, z), inputs)
+
+
+def test_hyper_connection_coefficients_and_mixing():
+    def run(streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        pre, post, comb = hyper_coefficients(streams, fn, scale, base, n_iters=4, eps=1e-6, norm_eps=1e-20)
+        return hyper_step(streams, y, post, comb, pre)
+
+    assert gradcheck(run, (leaf(1, 2, 3, 4), leaf(15, 12), leaf(3), leaf(15), leaf(1, 2, 4)))
+
+
+def test_experts_with_one_that_no_token_visits():
+    """Values on both sides of the limit of 1, and each stack on its own."""
+    index = torch.tensor([[0, 1], [3, 0], [1, 3]])
+
+    def run(*inputs: Tensor) -> Tensor:
+        x, weight, w1, w2, w3 = inputs
+        return experts(x, index, weight, w1, w2, w3, 1.0)
+
+    assert gradcheck(run, (leaf(3, 4), leaf(3, 2), leaf(4, 3, 4), leaf(4, 4, 3), leaf(4, 3, 4)))
+
+
+def test_mixture_of_experts_with_its_gate():
+    moe = MoE(NANO, 0, Ops.plain()).double()
+    with torch.no_grad():
+        for parameter in moe.parameters():
+            parameter.zero_()
+    scatter(moe, 0.5)
+    assert gradcheck(lambda x: moe(x, context(NANO, 3)), leaf(1, 3, 32))
+
+
+def test_engram_gate_and_value():
+    """Streams and memory; a dead position passes no gradient."""
+    engram, alive = scattered(FLOATS).layers[1].engram, torch.tensor([[True, False, True]])
+
+    def run(streams: Tensor, memory: Tensor) -> Tensor:
+        gate, value = engram.read(streams, memory, alive)
+        return gate.unsqueeze(-1) * value.unsqueeze(2)
+
+    inputs = leaf(1, 3, 4, 32), leaf(1, 3, 192)
+    assert gradcheck(run, inputs, fast_mode=True)
+    run(*inputs).sum().backward()
+    assert not inputs[0].grad[0, 1].any()
+    assert inputs[0].grad[0, 2].any()
+
+
+@pytest.mark.parametrize("documents", [None, torch.tensor([[0] * 4 + [1] * 7])], ids=["one document", "two"])
+def test_the_whole_model_with_respect_to_its_embeddings(documents):
+    """All layers, pool and Engram: the choice of entries and experts is constant nearby."""
+    model, ids = scattered(FLOATS), random_ids(1, 11)
+
+    def run(weight: Tensor) -> Tensor:
+        return functional_call(model, {"embed.weight": weight}, (ids,), {"documents": documents})
+
+    weight = model.embed.weight.detach().clone().requires_grad_()
+    assert gradcheck(run, weight, fast_mode=True)
+
+
+def test_the_whole_model_with_respect_to_all_weights():
+    """Along a random direction of every trained weight at once; 1e-6 relative at a step of 1e-6."""
+    model, ids = scattered(FLOATS), random_ids(1, 11)
+    upstream = torch.randn(1, 11, 64, dtype=torch.float64)
+    (model(ids) * upstream).sum().backward()
+    trained = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    direction = [torch.randn_like(parameter) for parameter in trained]
+    slope = sum((parameter.grad * step).sum() for parameter, step in zip(trained, direction, strict=True))
+    values = []
+    for sign in (1, -2):
+        with torch.no_grad():
+            for parameter, step in zip(trained, direction, strict=True):
+                parameter.add_(step, alpha=sign * 1e-6)
+            values.append((model(ids) * upstream).sum())
+    assert ((values[0] - values[1]) / 2e-6).item() == pytest.approx(slope.item(), rel=1e-6)
+
+
+def test_every_weight_is_reached_but_the_indexers_and_the_balance_biases():
+    """With quantisers on: the gradient passes straight through them."""
+    model = scattered()
+    model(random_ids(2, 21)).square().sum().backward()
+    silent = {name for name, parameter in model.named_parameters() if parameter.grad is None}
+    balance = ("bias", "bias_vl")
+    assert silent == {name for name, _ in model.named_parameters() if ".indexer." in name or name.endswith(balance)}
+    for name, parameter in model.named_parameters():
+        if name not in silent:
+            assert parameter.grad.isfinite().all() and parameter.grad.any(), name
