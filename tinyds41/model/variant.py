@@ -23,7 +23,7 @@ def variant(model: Model, **changes: Any) -> Model:
     if misfits:
         raise ValueError(f"{changes} needs other weights than the model has, in {len(misfits)} tensors: {misfits[0]}")
     other.load_state_dict({name: weights[name] for name in wanted}, assign=True)
-    buffers = dict(model.named_buffers())
+    buffers = dict(model.named_buffers(remove_duplicate=False))  # one map serves all tables
     for name, module in other.named_modules():
         if isinstance(module, Engram):
             module.token_map = buffers[f"{name}.token_map"]  # derived, so in no state
