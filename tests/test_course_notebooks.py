@@ -26,6 +26,8 @@ SCRIPT = '''\
 import os
 import sys
 
+from tinyds41.show.setting_plots import plot_loss_by_setting
+
 # %%
 # NBVAL_CHECK_OUTPUT
 total = sum(range(100))
@@ -38,6 +40,12 @@ assert total == 4950
 # Chance that no run repeats: random ids of widgets, times in a progress bar.
 print(f"threads: {os.environ['OMP_NUM_THREADS']}")
 print(" 50%|#####     | 1/2 [00:03<00:03]", file=sys.stderr)
+
+# %%
+ax = plot_loss_by_setting({1: 2.0}, setting="k", trained=1, model="one")
+
+# %%
+ax = plot_loss_by_setting({1: 2.0}, setting="k", trained=1, model="two")
 '''
 
 
@@ -72,7 +80,7 @@ def test_a_second_run_gives_the_same_bytes(executed):
 
 def test_a_stored_lesson_has_its_outputs_counts_and_tags_and_no_version(executed):
     notebook = json.loads(executed[1])
-    _, imports, total, solution = notebook["cells"]
+    imports, total, solution = notebook["cells"][1:4]
     assert [cell["execution_count"] for cell in (imports, total, solution)] == [1, 2, 3]
     assert ["".join(output["text"]) for output in total["outputs"]] == ["the sum is 4950\n"]
     assert "".join(solution["outputs"][0]["text"]) == "threads: 1\n"
@@ -83,6 +91,12 @@ def test_a_stored_lesson_has_its_outputs_counts_and_tags_and_no_version(executed
 
 def test_a_progress_bar_is_not_stored(executed):
     assert len(json.loads(executed[1])["cells"][3]["outputs"]) == 1
+
+
+def test_every_figure_is_stored_not_only_the_first(executed):
+    """A style that ends with its plot must not end the notebook's own settings."""
+    for cell in json.loads(executed[1])["cells"][4:]:
+        assert [sorted(output["data"]) for output in cell["outputs"]] == [["image/png", "text/plain"]]
 
 
 def test_a_sound_lesson_passes(lesson):
@@ -123,7 +137,7 @@ def drop_tag(cells):
     (store_error, "00_sum cell 2: stored error KeyError: 'x'"),
     (store_warning, "00_sum cell 2: stored stderr: UserWarning: old"),
     (store_path, f"00_sum cell 2: a path of one machine: {PLACE}"),
-    (drop_cell, "00_sum has 4 cells in 00_sum.py, 3 in its .ipynb"),
+    (drop_cell, "00_sum has 6 cells in 00_sum.py, 5 in its .ipynb"),
     (change_source, "00_sum cell 2: 00_sum.py and its .ipynb differ: run `tinyds41 lessons run 00_sum`"),
     (drop_tag, "00_sum cell 3: 00_sum.py and its .ipynb differ: run `tinyds41 lessons run 00_sum`"),
 ])  # fmt: skip
@@ -195,7 +209,7 @@ def test_a_failing_lesson_says_why_and_leaves_the_stored_one(lesson, capsys):
     changed(lambda cells: None)
     before = script.with_suffix(".ipynb").read_bytes()
     script.write_text(SCRIPT.replace("== 4950", "== 4951"), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"(?s)00_sum.py: .*assert total == 4951.*AssertionError"):
+    with pytest.raises(ValueError, match=r"^00_sum.py: assert total == 4951: AssertionError$"):
         notebooks.run(script)
     assert script.with_suffix(".ipynb").read_bytes() == before
     assert main(["lessons", "check", "--folder", str(script.parent)]) == 1

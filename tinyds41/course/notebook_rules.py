@@ -15,7 +15,9 @@ MEDIAN_LINES, MOST_LINES, MOST_WORDS = 8, 25, 90
 MACHINE_PATH = re.compile(r"(?<![\w.~])/(?:work|root|home|Users|tmp)/\w+")
 # A word of Latin text, or one Chinese character: two characters make about one word.
 WORD = re.compile(r"[一-鿿]|[^\s一-鿿]+")
-NUMBER = re.compile(r"(?<![\w.,/])\d[\d,]*(?:\.\d+)?")
+NUMBER = re.compile(r"(?<![\w.,/])\d+(?:,\d{3})*(?:\.\d+)?")
+# Digits that name something: code and links, lessons, sections, a reading time.
+NAMES = re.compile(r"`[^`]*`|\]\([^)]*\)|(?i:lessons?) \d+|第 ?\d+ ?课|§\d[\d.]*|\d+ ?(?:minutes|分钟)")
 
 
 def check(script: Path) -> list[str]:
@@ -103,10 +105,10 @@ def computed_numbers(notebook: Notebook, script: Path) -> Iterator[str]:
     """A number of two or more digits in the text stands in a code cell or in an output as well."""
     known = set()
     for _, cell in _code(notebook):
-        texts = [source(cell), *(_printed(output) for output in cell["outputs"])]
-        known |= {_plain(number) for text in texts for number in re.findall(r"\d[\d,_]*(?:\.\d+)?", text)}
+        texts = [source(cell).replace("_", ""), *(_printed(output) for output in cell["outputs"])]
+        known |= {_plain(number) for text in texts for number in NUMBER.findall(text)}
     for number, cell in _text(notebook):
-        for found in NUMBER.findall(source(cell)):
+        for found in NUMBER.findall(NAMES.sub(" ", source(cell))):
             if len(_plain(found)) > 1 and _plain(found) not in known:
                 yield f"cell {number}: {found} is neither computed nor asserted"
 
@@ -116,7 +118,7 @@ def _printed(output: dict[str, Any]) -> str:
 
 
 def _plain(number: str) -> str:
-    return number.replace(",", "").replace("_", "")
+    return number.replace(",", "")
 
 
 def _code(notebook: Notebook) -> Iterator[tuple[int, dict[str, Any]]]:

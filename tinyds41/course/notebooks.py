@@ -15,6 +15,8 @@ KEPT_METADATA = ("jupytext", "kernelspec", "language_info", "widgets")
 VIEW, STATE = "application/vnd.jupyter.widget-view+json", "application/vnd.jupyter.widget-state+json"
 PROGRESS = re.compile(r"\d+%\|.*\|\s*\d+/\d+")  # what tqdm writes, as text or in place of its widget
 WIDGET_ID = re.compile(r"[0-9a-f]{32}")
+COLOUR = re.compile(r"\x1b\[[\d;]*m")
+FAILED_LINE = re.compile(r"^-+> *\d+ (.*)$", re.MULTILINE)  # the arrow of IPython's traceback; the first is the cell's
 CELL_SECONDS = 600  # a cell that takes longer hangs
 Notebook = dict[str, Any]
 
@@ -71,7 +73,7 @@ def run(script: Path) -> Path:
     """Executes the cells of a .py in a fresh kernel on one thread and writes the .ipynb beside it.
 
     The .ipynb is written at the end: a run that fails leaves the old one as it was.
-    Raises: ValueError naming the lesson, the cell's first line and its error.
+    Raises: ValueError naming the lesson, the line that failed and its error.
     """
     import nbformat
     from nbclient import NotebookClient
@@ -82,8 +84,11 @@ def run(script: Path) -> Path:
                             resources={"metadata": {"path": str(script.parent)}})  # fmt: skip
     try:
         client.execute(env=os.environ | {"OMP_NUM_THREADS": "1"})
-    except (CellExecutionError, CellTimeoutError) as error:
-        raise ValueError(f"{script.name}: {error}") from error
+    except CellTimeoutError as error:
+        raise ValueError(f"{script.name}: a cell took longer than {CELL_SECONDS} seconds") from error
+    except CellExecutionError as error:
+        line = FAILED_LINE.search(COLOUR.sub("", error.traceback))
+        raise ValueError(f"{script.name}: {line[1] if line else '?'}: {error.ename} {error.evalue}".strip()) from error
     path = script.with_suffix(".ipynb")
     path.write_text(as_text(normalised(json.loads(nbformat.writes(notebook)))), encoding="utf-8")
     return path
