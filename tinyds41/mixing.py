@@ -24,10 +24,7 @@ def hyper_coefficients(
     Shapes: streams [B,S,N,D], fn [(2+N)N, N*D], scale [3], base [(2+N)N]. At least fp32. Source: spec 7.
     """
     n_streams = streams.shape[2]
-    flat_BSX = at_least_fp32(streams).flatten(2)
-    # fn (x / rms(x)) = (fn x) / rms(x): scaling after the product saves an array of the streams' size.
-    rms_BS1 = _mean_square(flat_BSX).add(norm_eps).rsqrt()
-    t_BSX = F.linear(flat_BSX, at_least_fp32(fn)) * rms_BS1
+    t_BSX = _NormedLinear.apply(at_least_fp32(streams).flatten(2), at_least_fp32(fn), norm_eps)
     scale, base = at_least_fp32(scale), at_least_fp32(base)
     t_pre, t_post, t_comb = t_BSX.split([n_streams, n_streams, n_streams**2], -1)
     b_pre, b_post, b_comb = base.split([n_streams, n_streams, n_streams**2])
@@ -37,9 +34,24 @@ def hyper_coefficients(
     return pre, post, sinkhorn(logits_BSNN, n_iters, eps)
 
 
-def _mean_square(x: Tensor) -> Tensor:
-    """mean(x^2) over the last axis as a row-wise dot product. Shapes: [..., X] -> [..., 1]."""
-    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / x.shape[-1]
+class _NormedLinear(torch.autograd.Function):
+    """fn (x / rms(x)), computed as (fn x) / rms(x): no normalised copy of the streams, forward or backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, fn: Tensor, eps: float) -> Tensor:
+        scale = (torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / x.shape[-1]).add_(eps).rsqrt_()
+        product = F.linear(x, fn)
+        ctx.save_for_backward(x, fn, scale, product)
+        return product * scale
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple:
+        x, fn, scale, product = ctx.saved_tensors
+        grad_product = grads[0] * scale
+        # d scale / d x = -scale^3 x / X
+        towards_x = (grads[0] * product).sum(-1, keepdim=True) * scale**3 / -x.shape[-1]
+        grad_x = (grad_product @ fn).addcmul_(x, towards_x)
+        return grad_x, grad_product.flatten(0, -2).mT @ x.flatten(0, -2), None
 
 
 def collapse(streams: Tensor, mix: Tensor) -> Tensor:
@@ -71,10 +83,14 @@ class _HyperStep(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple:
         streams, y, post, comb, mix, new_BSND = ctx.saved_tensors
         grad_new, grad_u = grads
-        total_BSND = torch.addcmul(grad_new, mix.unsqueeze(-1), grad_u.unsqueeze(-2))
-        grad_streams = comb.contiguous() @ total_BSND  # X_j receives comb[j,k] from each k
-        grad_y = (post.unsqueeze(-2) @ total_BSND).squeeze(-2)
-        grad_post = (total_BSND @ y.unsqueeze(-1)).squeeze(-1)
-        grad_comb = streams @ total_BSND.mT  # [j,k] = X_j . grad X_k
-        grad_mix = (new_BSND @ grad_u.unsqueeze(-1)).squeeze(-1)
-        return grad_streams, grad_y, grad_post, grad_comb, grad_mix
+        u_BS1D = grad_u.unsqueeze(-2)
+        # The gradient of the new streams is grad_new + mix grad_u; its second part is carried along as a factor of
+        # grad_u, so that no third array of the streams' size is written.
+        grad_streams = comb.contiguous() @ grad_new  # X_j receives comb[j,k] from each k
+        grad_streams.addcmul_(comb @ mix.unsqueeze(-1), u_BS1D)
+        grad_y = (post.unsqueeze(-2) @ grad_new).squeeze(-2)
+        grad_y.addcmul_((post * mix).sum(-1, keepdim=True), grad_u)
+        grad_post = torch.addcmul((grad_new * y.unsqueeze(-2)).sum(-1), mix, (grad_u * y).sum(-1, keepdim=True))
+        grad_comb = streams @ grad_new.mT  # [j,k] = X_j . gradient of X_k
+        grad_comb.addcmul_((streams * u_BS1D).sum(-1, keepdim=True), mix.unsqueeze(-2))
+        return grad_streams, grad_y, grad_post, grad_comb, (new_BSND * u_BS1D).sum(-1)

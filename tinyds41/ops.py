@@ -17,8 +17,8 @@ from tinyds41.formats import Rows
 from tinyds41.mixing import at_least_fp32, hyper_coefficients, hyper_step
 
 # Elements of one temporary array of scores; small enough to stay in a CPU's cache while it is reduced.
-SCORE_ELEMENTS = 1 << 21
-ATTEND_ELEMENTS = 1 << 21
+SCORE_ELEMENTS = 1 << 20
+ATTEND_ELEMENTS = 1 << 20
 
 
 # ---------------------------------------------------------------------------------------------- selection
@@ -196,22 +196,23 @@ def attend(q: Tensor, window: Window, selection: Selection | None, sink: Tensor)
 
     Shapes: q [B,S,H,C], sink [H] -> [B,S,H,C]; a query with nothing to see gives zeros. Source: spec 4.7.
     """
-    outputs = []
-    per_query = q.shape[0] * q.shape[2] * (2 * window.size + (0 if selection is None else selection.index.shape[-1]))
+    chosen_K = 0 if selection is None else selection.index.shape[-1]
+    per_query = q.shape[0] * q.shape[2] * (2 * window.size + chosen_K)
     # Whole windows per chunk, because the bands below are cut in windows.
     chunk = max(1, ATTEND_ELEMENTS // per_query // window.size) * window.size
-    rows_BTC = window.rows.all()
-    chosen_BSKC = None if selection is None else selection.rows()
-    past = rows_BTC.shape[1] - q.shape[1]
-    for start in range(0, q.shape[1], chunk):
-        part = slice(start, start + chunk)
-        q_BSHC = q[:, part]
+    rows_BTC, n_queries = window.rows.all(), q.shape[1]
+    past, outputs, start = rows_BTC.shape[1] - n_queries, [], 0
+    # split, not slices: their gradients would be a whole array of zeros for each chunk.
+    parts_of_q = q.split(chunk, 1)
+    parts_chosen = [None] * len(parts_of_q) if selection is None else selection.rows().split(chunk, 1)
+    for q_BSHC, chosen_BSKC in zip(parts_of_q, parts_chosen, strict=True):
+        stop = start + q_BSHC.shape[1]
         begin = max(0, past + start - window.size + 1)
-        band_BNKC, hidden_BSK = _bands(rows_BTC[:, begin : past + start + q_BSHC.shape[1]],
-                                       window.first[:, part] - begin, window.size)  # fmt: skip
-        chosen = None if chosen_BSKC is None else chosen_BSKC[:, part]
-        absent = None if selection is None else selection.index[:, part] < 0
-        outputs.append(_attend_chunk(q_BSHC, band_BNKC, hidden_BSK, chosen, absent, sink))
+        first_BS = window.first[:, start:stop] - begin
+        band_BNKC, hidden_BSK = _bands(rows_BTC[:, begin : past + stop], first_BS, window.size)
+        absent_BSK = None if selection is None else selection.index[:, start:stop] < 0
+        outputs.append(_attend_chunk(q_BSHC, band_BNKC, hidden_BSK, chosen_BSKC, absent_BSK, sink))
+        start = stop
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
 
@@ -239,31 +240,39 @@ def _bands(rows_BTC: Tensor, first_BS: Tensor, size: int) -> tuple[Tensor, Tenso
 
 
 def _attend_chunk(q_BSHC, band_BNKC, hidden_BSK, chosen_BSKC, absent_BSK, sink) -> Tensor:
-    n_queries, n_heads, width = q_BSHC.shape[1:]
-    n_bands, q_BSHC = band_BNKC.shape[1], q_BSHC * width**-0.5
+    """The sums of `attend` for some queries, window and selection side by side: nothing is copied into one array."""
+    n_queries, width = q_BSHC.shape[1], q_BSHC.shape[-1]
+    n_bands = band_BNKC.shape[1]
     block = n_queries if n_bands == 1 else band_BNKC.shape[2] // 2
-    padded = F.pad(q_BSHC, (0, 0, 0, 0, 0, n_bands * block - n_queries)) if n_bands * block > n_queries else q_BSHC
-    q_BNQC = padded.unflatten(1, (n_bands, block)).flatten(2, 3)
-
+    spare = n_bands * block - n_queries  # the last block may be partly empty
     # s_i = q_h . v_i / sqrt(C), with the root taken from the few queries instead of the many scores
-    window_BSHK = (q_BNQC @ band_BNKC.mT).unflatten(2, (block, n_heads)).flatten(1, 2)[:, :n_queries]
-    parts = [at_least_fp32(window_BSHK).masked_fill(hidden_BSK.unsqueeze(2), -torch.inf)]
+    q_BSHC = q_BSHC * width**-0.5
+    q_BSHC = F.pad(q_BSHC, (0, 0, 0, 0, 0, spare)) if spare else q_BSHC
+    hidden_BSK = F.pad(hidden_BSK, (0, 0, 0, spare), value=True) if spare else hidden_BSK
+    q_BNXC = q_BSHC.unflatten(1, (n_bands, block)).flatten(2, 3)
+    near_BNXK = at_least_fp32(q_BNXC @ band_BNKC.mT)
+    near_BSHK = near_BNXK.view(*q_BSHC.shape[:3], -1).masked_fill_(hidden_BSK.unsqueeze(2), -torch.inf)
+    sink_H, q_BSHC = at_least_fp32(sink), q_BSHC[:, :n_queries] if spare else q_BSHC
+    far_BSHK = None
     if chosen_BSKC is not None:
-        global_BSHK = at_least_fp32(q_BSHC @ chosen_BSKC.mT)
-        parts.append(global_BSHK.masked_fill(absent_BSK.unsqueeze(2), -torch.inf))
-    sink_BSH1 = at_least_fp32(sink)[:, None].expand(*q_BSHC.shape[:3], 1)
-    scores_BSHK = torch.cat([*parts, sink_BSH1], -1)
-    weight_BSHK = scores_BSHK.softmax(-1).to(q_BSHC.dtype)
+        far_BSHK = at_least_fp32(q_BSHC @ chosen_BSKC.mT).masked_fill_(absent_BSK.unsqueeze(2), -torch.inf)
 
-    n_window = band_BNKC.shape[2]
-    near_BSHK = weight_BSHK[..., :n_window]
-    if n_bands * block > n_queries:
-        near_BSHK = F.pad(near_BSHK, (0, 0, 0, 0, 0, n_bands * block - n_queries))
-    near_BNQK = near_BSHK.unflatten(1, (n_bands, block)).flatten(2, 3)
-    out_BSHC = (near_BNQK @ band_BNKC).unflatten(2, (block, n_heads)).flatten(1, 2)[:, :n_queries]
-    if chosen_BSKC is not None:
-        out_BSHC = out_BSHC + weight_BSHK[..., n_window:-1] @ chosen_BSKC
-    return out_BSHC
+    # o_h = sum_i e^{s_i} v_i / (e^{sink_h} + sum_i e^{s_i}); the largest exponent cancels and carries no gradient.
+    with torch.no_grad():
+        largest_BSH1 = torch.maximum(near_BSHK.amax(-1), sink_H).unsqueeze(-1)
+        if far_BSHK is not None:
+            largest_BSH1[:, :n_queries] = torch.maximum(largest_BSH1[:, :n_queries], far_BSHK.amax(-1, keepdim=True))
+    near_BSHK = near_BSHK.sub_(largest_BSH1).exp_()
+    out_BNXC = near_BSHK.view(near_BNXK.shape).to(band_BNKC.dtype) @ band_BNKC
+    out_BSHC, total_BSH1 = at_least_fp32(out_BNXC.view(*near_BSHK.shape[:3], width)), near_BSHK.sum(-1, keepdim=True)
+    if spare:
+        out_BSHC, total_BSH1, largest_BSH1 = (x[:, :n_queries] for x in (out_BSHC, total_BSH1, largest_BSH1))
+    total_BSH1 = total_BSH1 + (sink_H.unsqueeze(-1) - largest_BSH1).exp()
+    if far_BSHK is not None:
+        far_BSHK = far_BSHK.sub_(largest_BSH1).exp_()
+        total_BSH1 = total_BSH1 + far_BSHK.sum(-1, keepdim=True)
+        out_BSHC = out_BSHC + at_least_fp32(far_BSHK.to(chosen_BSKC.dtype) @ chosen_BSKC)
+    return (out_BSHC / total_BSH1).to(q_BSHC.dtype)
 
 
 def attention_mass(

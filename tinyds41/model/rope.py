@@ -65,7 +65,8 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     n_rotary = 2 * rotation.shape[-1]
     if x.shape[-1] < n_rotary:
         raise ValueError(f"rotate: expected at least {n_rotary} channels, got {tuple(x.shape)}")
-    still, moving = x[..., :-n_rotary], x[..., -n_rotary:]
+    # split, not two slices: its gradient is one concatenation instead of two arrays of zeros and a sum.
+    still, moving = x.split([x.shape[-1] - n_rotary, n_rotary], -1)
     pairs = moving.to(torch.float64 if rotation.dtype == torch.complex128 else torch.float32)
     turned = torch.view_as_complex(pairs.unflatten(-1, (-1, 2)).contiguous()) * rotation
     return torch.cat([still, torch.view_as_real(turned).flatten(-2).to(x.dtype)], -1)
