@@ -40,15 +40,14 @@ torch.set_num_threads(1)  # the same bits on every run; more threads add in anot
 # %% [markdown]
 # ## Feel the problem
 #
-# A model that writes looks back at all it has read. So it keeps notes on each token, the *KV cache*: a key to find the
-# token by and a value to read.
+# A language model reads and writes *tokens*, pieces of words. For each new one it looks back at all before it, so it
+# keeps notes: a key to find a token by, and a value to read. That is the *KV cache*.
 #
-# The first DeepSeek kept them in each of 95 layers, for 8 heads of 128 channels, at 2 bytes a number.
+# The first DeepSeek kept both in each of 95 layers, for 8 heads of 128 channels, at 2 bytes a number.
 #
 # **Guess first:** how many gigabytes is that for a million tokens? And how many does V4.1-Flash need?
 
-# %%
-# NBVAL_CHECK_OUTPUT
+# %% tags=["nbval-check-output"]
 context = 2**20  # a million, as computers count
 layers, kv_heads, channels, bytes_each = 95, 8, 128, 2
 first = layers * kv_heads * channels * bytes_each * 2  # a key and a value
@@ -64,9 +63,9 @@ assert (first, now) == (389_120, 890)
 # models: twice the tokens, twice the bytes. The square belongs to the work of full attention over a whole text.
 
 # %%
-windows = kv_bytes(flash).window_bytes  # a constant, see below
-grown = [kv_bytes(flash).bytes_at(length) - windows for length in (2**18, 2**19, 2**20)]
-assert grown[1] == 2 * grown[0] and grown[2] == 2 * grown[1]
+window_bytes = kv_bytes(flash).window_bytes  # a constant, see below
+grown = [kv_bytes(flash).bytes_at(length) - window_bytes for length in (2**18, 2**19, 2**20)]
+assert grown[1] == 2 * grown[0] and grown[2] == 2 * grown[1] == now * context
 
 # %% [markdown]
 # ## One picture: who writes, who reads, who chooses
@@ -125,8 +124,7 @@ def kept(config):
 # %% [markdown]
 # The library's `kv_bytes` must say the same, for the released sizes and for the toy that we train below.
 
-# %%
-# NBVAL_CHECK_OUTPUT
+# %% tags=["nbval-check-output"]
 configs = {name: ds.Config.preset(name) for name in ("toy", "small", "flash")}
 for name, config in configs.items():
     print(f"{name:6} ordinary {ordinary(config):>9,}   kept {kept(config):>6,}")
@@ -136,8 +134,8 @@ for name, config in configs.items():
 ax = plot_kv_bytes({name: kv_bytes(configs[name]) for name in ("toy", "flash")})
 
 # %% [markdown]
-# Half of an encoder entry, all of a decoder entry. Beside them each layer keeps a window of its last tokens, whose size
-# does not depend on the context.
+# A segment is a writer: per token half an entry in the encoder, a whole one in the decoder. Besides, every layer keeps
+# a window of its last tokens, whose size does not depend on the context.
 #
 # > **Correction.** That cache is sometimes called lossless. It is not: rows are rounded to 4 bits, windows to 8, and
 # most entries are never looked at. The model is *trained* to live with that. Below we measure what it costs.
@@ -148,8 +146,10 @@ ax = plot_kv_bytes({name: kv_bytes(configs[name]) for name in ("toy", "flash")})
 # The toy has the same kinds of layers as the released model, in the same order. It reads plays by Shakespeare; *The
 # Tempest* is held out and never trained on.
 #
-# **Guess first:** knowing only how common each word is, one loses about 6 nats per token. How far below does the toy
-# come in a minute?
+# The loss is in *nats per token*: one nat less, and the right token has become e times (nearly three times) as likely.
+#
+# **Guess first:** knowing only how common each token is, one loses about 6 nats. How far below does the toy come in a
+# minute?
 
 # %%
 tokenizer = ds.Tokenizer.load(data_folder())
@@ -160,21 +160,22 @@ model = ds.Model(toy, tokenizer=tokenizer, seed=0)
 print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(training):,} tokens to learn from")
 
 # %%
-STEPS, BATCH_SIZE, LENGTH = 160, 4, 128
+STEPS, BATCH_SIZE, LENGTH = 150, 4, 128
 history = ds.train(model, training, steps=STEPS, seed=0, batch_size=BATCH_SIZE, length=LENGTH)
 print(f"{STEPS} steps of {BATCH_SIZE} x {LENGTH} tokens: {len(history.losses) * history.tokens_per_step:,} tokens read")
 
 # %%
 quality = ds.evaluate(model, held_out, train=training, max_tokens=10_000)
-print(f"held-out loss {quality.loss:.2f} nats per token; counting words alone {quality.unigram_loss:.2f}")
-assert quality.loss < quality.unigram_loss - 0.5
+print(f"held-out loss {quality.loss:.2f} nats per token; counting tokens alone {quality.unigram_loss:.2f}")
+assert 5.5 < quality.unigram_loss < 6.5 and quality.loss < quality.unigram_loss - 0.5
+assert abs(sum(history.losses[-20:]) / 20 - quality.loss) < 0.4  # hardly better on what it was trained on
 points = [LossPoint(step, "train", loss) for step, loss in enumerate(history.losses, 1)]
 points.append(LossPoint(STEPS, "held out", quality.loss))
 ax = plot_loss(points, model="the toy", vocab_size=toy.vocab_size)
 
 # %% [markdown]
-# The curve shows that the toy learns, and that it does as well on a play it never saw as on those it did. It does not
-# show that this architecture learns better than another: nothing else was trained here.
+# The curve shows that the toy learns, and that it does nearly as well on a play it never saw. It does not show that
+# this architecture learns better than another: nothing else was trained here.
 #
 # A minute is little. Let it write.
 
@@ -183,7 +184,7 @@ text = ds.generate(model, "PROSPERO:\n", max_new_tokens=80, temperature=0.7, top
 print("PROSPERO:\n" + text)
 
 # %% [markdown]
-# It has learned how a play looks: names in capitals with a colon, lines of verse, common words. It has learned no sense.
+# It has learned how a play looks: names in capitals, brackets, short lines, common words. It has learned no sense.
 #
 # ## What did each layer look at?
 #
@@ -201,16 +202,16 @@ ax = plot_selection(spans, model="the toy")
 # %% [markdown]
 # Green: the window that every layer sees. Black: the entries chosen. Layers 3, 5 and 7 made no choice of their own.
 #
-# Layer 4 scored *all* entries and left a **candidate pool**, in blue. Layer 6 could choose only there. In the released
-# model this is what keeps the cost of a choice from growing with the context.
+# Layer 4 scored *all* entries and left a **candidate pool**, in blue where it binds: layer 6 could choose only there.
+# In the released model the pool keeps the cost of every later choice from growing with the context.
 
-# %%
-# NBVAL_CHECK_OUTPUT
+# %% tags=["nbval-check-output"]
 pool = trace["layers.4.indexer.pool"][0, -1]
 for name, config, seen in (("toy", toy, length), ("flash", flash, context)):
     room = config.candidate_topk_blocks * config.candidate_block_size
     print(f"{name:5} pool {room:>6,} of {seen:>9,} entries ({room / seen:.1%}), chosen {config.index_topk:>3}")
 assert (pool >= 0).sum() * toy.candidate_block_size == toy.candidate_topk_blocks * toy.candidate_block_size
+assert [layer.layer for layer in toy.plan() if layer.mode == "REUSE"] == [3, 5, 7]
 inside = {entry // toy.candidate_block_size for entry in trace["layers.6.indexer.selection"][0, -1].tolist()}
 assert inside <= set(pool.tolist())
 
@@ -230,15 +231,15 @@ assert toy.n_routed_experts == 8 and toy.num_experts_per_tok == 2
 # ## Where do the parameters sit?
 #
 # A bar is what is stored, an orange mark what one generated token uses. Nearly all weights are experts, of which few
-# work at a time, and Engram rows, of which a token reads a handful.
+# work at a time, and rows of *Engram*, a memory of word sequences, of which a token reads 48.
 
 # %%
 parameters = count_parameters(flash)
 ax = plot_parameters(parameters, model="flash")
 print(f"backbone {parameters.backbone / 1e9:.2f}B, Engram rows {parameters.engram_rows / 1e9:.2f}B")
 print(f"used per token: reading {parameters.active_prefill / 1e9:.2f}B, writing {parameters.active_decode / 1e9:.2f}B")
-popular = 168e9
-assert parameters.engram_rows > 196e9 > popular
+rows_read = len(flash.engram_layer_ids) * (flash.engram_max_ngram_size - 1) * flash.engram_n_heads
+assert rows_read == 48 and parameters.engram_rows > 196e9 > 168e9
 
 # %% [markdown]
 # > **Correction.** Popular accounts give Engram 168 billion parameters. The report says 196 billion, and the released
@@ -249,13 +250,12 @@ assert parameters.engram_rows > 196e9 > popular
 # **Guess first:** the context grows from 4,096 to 1,048,576 tokens, 256 times. By which factor does the work on one new
 # token grow?
 
-# %%
-# NBVAL_CHECK_OUTPUT
+# %% tags=["nbval-check-output"]
 contexts = [2**power for power in range(12, 21)]
 cost = decode_cost(flash, "flash")
 growth = {name: cost.growth(contexts[0], contexts[-1], name) for name in ACCOUNTINGS}
 for name, factor in growth.items():
-    print(f"{name:9} {factor:.2f} times from {contexts[0]:,} to {contexts[-1]:,} tokens ({contexts[-1] // contexts[0]}x)")
+    print(f"{name:9} {factor:.2f} times, for {contexts[-1] // contexts[0]} times the context")
 assert {name: round(factor, 2) for name, factor in growth.items()} == {"raw": 1.61, "weighted": 1.28}
 
 # %%
@@ -265,8 +265,8 @@ ax = plot_decode_work({name: cost.curve(contexts, name) for name in ACCOUNTINGS}
 # Two accountings, because "work" needs one: *raw* counts every multiply-add alike; *weighted* counts 4-bit and 8-bit
 # ones as cheaper. Four layers still score every entry, so the curve rises.
 #
-# > **Correction.** "Every token costs the same at any length" is not so: it costs 1.28 to 1.61 times as much. The report
-# speaks of a quarter more, and does not print how it counts.
+# > **Correction.** "Every token costs the same at any length" is not so: it costs 1.28 to 1.61 times as much. The
+# report speaks of a quarter more, and does not print how it counts.
 
 # %% [markdown]
 # ## Guess before running
@@ -274,9 +274,8 @@ ax = plot_decode_work({name: cost.curve(contexts, name) for name in ACCOUNTINGS}
 # The toy was trained with a window of 32 tokens. `ds.variant` gives the same weights another config, so we can change
 # the window *after* training. Write down your guess for the held-out loss:
 #
-# - window 4, an eighth: better, the same, or worse than 32?
-# - window 16, half: better, the same, or worse?
-# - window 64, twice as much to read: better, the same, or worse?
+# - window 16, half as much to read: better, the same, or worse than 32?
+# - window 64, twice as much: better, the same, or worse?
 
 # %%
 def loss(**changes):
@@ -292,12 +291,12 @@ ax = plot_loss_by_setting(by_window, setting="sliding_window", trained=toy.slidi
 for window, nats in by_window.items():
     print(f"window {window:3}  {round(nats - trained, 2) + 0:+.2f} nats per token")  # + 0: no minus before a zero
 assert by_window[4] > trained + 0.02  # a cut to an eighth hurts
-assert abs(by_window[16] - trained) < 0.02  # a cut to a half does not
-assert by_window[64] > trained + 0.02  # and more to read hurts, too
+assert abs(by_window[16] - trained) < 0.015  # a cut to a half does not
+assert by_window[64] > trained + 0.015  # and more to read hurts
 
 # %% [markdown]
-# **The surprise:** a *larger* window hurts, and about as much as cutting it to an eighth. More to read is no gift to a
-# model that never learned to read it.
+# **The surprise:** half the window changes nothing, and *twice* the window hurts. More to read is no gift to a model
+# that never learned to read it.
 #
 # What this does not show: that a toy *trained* with 64 would be worse. Nor why: attention now shares its weight among
 # more rows, and meets distances that it never trained on. This curve cannot tell the two apart.
@@ -319,7 +318,7 @@ change = {name: loss(**changes) - trained for name, changes in cuts.items()}
 for name, nats in change.items():
     print(f"{name:34} {round(nats, 2) + 0:+.2f} nats per token")
 assert abs(change["cache in floats, not 4 and 8 bits"]) < 0.01 and abs(change["1 entry chosen, not 16"]) < 0.02
-assert change["Engram switched off"] > 0.05
+assert change["Engram switched off"] == max(change.values()) > 0.05
 
 # %% [markdown]
 # **A hit:** rounding the cache costs nothing that we can see here.
@@ -328,8 +327,8 @@ assert change["Engram switched off"] > 0.05
 # the toy hardly uses its far entries, and a rough copy of what is not used cannot hurt. The windows it does use; those
 # have 8 bits.
 #
-# **It hurts:** Engram, the memory of word sequences. But a toy trained *without* it would have learned otherwise;
-# lesson 10 trains both.
+# **It hurts:** losing Engram, most of all. But a toy trained *without* it would have learned otherwise; lesson 10
+# trains both.
 
 # %% [markdown]
 # ## Exercise 1
@@ -370,13 +369,13 @@ check_visible(visible)
 #
 # <details><summary>Hint</summary>
 #
-# `toy.compress_ratios` shows what there is; the last three numbers belong to draft blocks. Layers 2 and 3 share their
-# entries, so they need the same ratio.
+# `toy.compress_ratios` shows what there is; its last three numbers belong to draft blocks. Layer 3 reads the entries of
+# layer 2, so both need the same ratio.
 #
 # </details>
 
 # %%
-cheaper = ...  # such as: ds.Config.preset("toy", compress_ratios=[...])
+cheaper = ...  # such as: toy.replace(compress_ratios=[...])
 check_cheaper(cheaper)
 
 # %% [markdown]
@@ -389,10 +388,10 @@ check_cheaper(cheaper)
 # %% jupyter={"source_hidden": true} tags=["solution"]
 check_bytes((3 * 1 / 4 + 1) * (row + key))
 check_visible(lambda position, ratio: (position + 1) // ratio)
-check_cheaper(ds.Config.preset("toy", compress_ratios=[0, 0, 4, 4, 1, 1, 1, 1, 0, 0, 0]))
+check_cheaper(toy.replace(compress_ratios=[0, 0, 4, 4, 1, 1, 1, 1, 0, 0, 0]))
 assert refuses(check_bytes, now)
 assert refuses(check_visible, lambda position, ratio: position // ratio)
-assert refuses(check_cheaper, ds.Config.preset("toy")) and kv_bytes(toy).bytes_per_token > 45
+assert refuses(check_cheaper, toy) and kv_bytes(toy).bytes_per_token > 45
 
 # %% [markdown]
 # ## Recap
@@ -400,7 +399,7 @@ assert refuses(check_cheaper, ds.Config.preset("toy")) and kv_bytes(toy).bytes_p
 # - 890 bytes per token: four writers among 40 layers, four bits a number.
 # - Few layers choose, inside a pool; the others follow. Work grows 1.28 times (weighted) or 1.61 times (raw) where the
 #   context grows 256 times.
-# - A trained model is used to its settings: a smaller and a larger window both hurt it.
+# - A trained model is used to its settings: a much smaller and a larger window both hurt it.
 #
 # [Technical report](https://arxiv.org/abs/2609.19969): §2.2 and §2.3. Next: **lesson 01**, why a model works in two
 # phases, reading and writing.
@@ -408,8 +407,8 @@ assert refuses(check_cheaper, ds.Config.preset("toy")) and kv_bytes(toy).bytes_p
 # %% [markdown]
 # ## 中文小结
 #
-# 1. DeepSeek-V4.1-Flash 每个词元只保存 890 字节，第一代是 389,120 字节；缓存随上下文线性增长，不是平方增长。
-# 2. 四十层中只有四层写入全局条目；其余各层共用这些条目，或者沿用别层的选择。
-# 3. 上下文增大 256 倍时，生成一个词元的计算量增为 1.61 倍（原始）或 1.28 倍（加权）。
-# 4. 训练后把滑动窗口改小或改大，损失都会上升：模型只习惯训练时的设置。
-# 5. 缓存量化在这里几乎没有代价，但玩具模型也很少用到远处的条目，所以这还不能算作证明。
+# 1. DeepSeek-V4.1-Flash 每个词元只存 890 字节，第一代存 389,120 字节；缓存随上下文线性增长。
+# 2. 40 层中只有四层写入全局条目，其余各层共用条目，或沿用别层的选择。
+# 3. 上下文增大 256 倍，每个新词元的计算量增为 1.61 倍（原始）或 1.28 倍（加权）。
+# 4. 训练后把滑动窗口大幅改小，或者改大，损失都会上升：模型习惯了训练时的设置。
+# 5. 缓存量化在这里几乎没有代价；但玩具模型很少用到远处的条目，这不算证明。

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +48,13 @@ ax = plot_loss_by_setting({1: 2.0}, setting="k", trained=1, model="one")
 # %%
 ax = plot_loss_by_setting({1: 2.0}, setting="k", trained=1, model="two")
 '''
+
+LESSONS = sorted((Path(__file__).parents[1] / "notebooks").glob("[0-9]*.py"))
+
+
+@pytest.mark.parametrize("script", LESSONS, ids=lambda script: script.stem)
+def test_every_stored_lesson_is_sound(script):
+    assert notebook_rules.check(script) == []
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +176,8 @@ def lines(n):
     (cells_of("import os", "# assert\nx = 1"), "structure", "asserts nothing"),
     (cells_of("x = 12_345", text="From 12,345 to 1,234."), "computed_numbers",
      "cell 0: 1,234 is neither computed nor asserted"),
+    (cells_of("x = 161", text="It grew 1.61 times."), "computed_numbers",
+     "cell 0: 1.61 is neither computed nor asserted"),
 ])  # fmt: skip
 def test_a_rule_of_the_house_that_is_broken_is_named(notebook, rule, message):
     assert list(getattr(notebook_rules, rule)(notebook, None)) == [message]
@@ -177,6 +187,8 @@ def test_a_rule_of_the_house_that_is_broken_is_named(notebook, rule, message):
     (cells_of(lines(25), "x = 1"), "structure_free"),
     (cells_of("y = 1", text="**word** - word <b>x</b> " * 30), "short_cells"),
     (cells_of(lines(25), lines(8), lines(8)), "short_cells"),
+    (cells_of("y = 1.50", text="V4.1, 1.50, lesson 05, 25 minutes, §2.3, `x[17]`, [site](https://a.b/2609.19969)"),
+     "computed_numbers"),
 ])
 def test_what_is_just_within_the_limits_passes(notebook, rule):
     if rule == "structure_free":

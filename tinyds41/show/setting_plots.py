@@ -29,9 +29,10 @@ def plot_loss_by_setting(
     ax.plot([trained], [losses[trained]], color=style.palette.orange, linestyle="", marker="o", zorder=3,
             markersize=style.font / 1.4)  # fmt: skip
     ax.axhline(losses[trained], color=style.palette.muted, linestyle="--", linewidth=0.8)
+    boxed = {"facecolor": style.palette.paper, "edgecolor": "none", "pad": 1}  # readable where the curve passes behind
     for value in values:
         ax.annotate(f"{losses[value]:.2f}", (value, losses[value]), xytext=(0, 0.7 * style.font), ha="center",
-                    textcoords="offset points")  # fmt: skip
+                    textcoords="offset points", bbox=boxed)  # fmt: skip
     ax.set_xscale("log", base=2)
     ax.set_xticks(values, [str(value) for value in values])
     ax.xaxis.set_minor_locator(NullLocator())
