@@ -35,7 +35,7 @@ from tinyds41.show.run_plots import LossPoint, plot_expert_load, plot_loss, plot
 from tinyds41.show.setting_plots import plot_loss_by_setting
 from tinyds41.train.corpus import Corpus, data_folder, documents
 
-torch.set_num_threads(1)  # the same bits on every run; more threads add in another order
+torch.set_num_threads(1)  # more would add in another order: not the same bits on every run
 
 # %% [markdown]
 # ## Feel the problem
@@ -49,7 +49,7 @@ torch.set_num_threads(1)  # the same bits on every run; more threads add in anot
 
 # %% tags=["nbval-check-output"]
 context = 2**20  # a million, as computers count
-layers, kv_heads, channels, bytes_each = 95, 8, 128, 2
+layers, kv_heads, channels, bytes_each = 95, 8, 128, 2  # DeepSeek LLM 67B
 first = layers * kv_heads * channels * bytes_each * 2  # a key and a value
 flash = ds.Config.preset("flash")
 now = int(kv_bytes(flash).bytes_per_token)
@@ -176,6 +176,9 @@ ax = plot_loss(points, model="the toy", vocab_size=toy.vocab_size)
 # %% [markdown]
 # The curve shows that the toy learns, and that it does nearly as well on a play it never saw. It does not show that
 # this architecture learns better than another: nothing else was trained here.
+#
+# On another kind of processor sums are rounded in another order, and curve, text and losses come out a little different.
+# What we conclude from them is asserted with room for that.
 #
 # A minute is little. Let it write.
 
