@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # editors and type checkers see the names at once
     from tinyds41.config import Config, preset_names
     from tinyds41.infer.generate import generate
     from tinyds41.model.transformer import Model
+    from tinyds41.model.variant import variant
     from tinyds41.ops import Ops
     from tinyds41.plan import LayerPlan, Plan
     from tinyds41.tokenizer import Tokenizer
@@ -32,6 +33,7 @@ _HOMES = {
     "load": "tinyds41.checkpoint.read",
     "preset_names": "tinyds41.config",
     "save": "tinyds41.checkpoint.write",
+    "variant": "tinyds41.model.variant",
 }
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "preset_names",
     "save",
     "train",
+    "variant",
 ]
 
 

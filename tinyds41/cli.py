@@ -24,6 +24,7 @@ COMMANDS = {
     "plan": Command("tinyds41.show.plan_command", "print the layer plan of a model"),
     "params": Command("tinyds41.cost.params_command", "count a model's parameters by component"),
     "bench": Command("tinyds41.bench.bench_command", "measure speed and memory on this machine"),
+    "lessons": Command("tinyds41.course.lessons_command", "execute or check the lesson notebooks"),
     "inspect": Command("tinyds41.checkpoint.inspect_command", "show what a model folder holds"),
 }
 

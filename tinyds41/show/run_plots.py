@@ -122,7 +122,8 @@ def plot_loss(
         if mine:
             # One point makes no line: it needs its marker.
             ax.plot([p.step for p in mine], [p.loss for p in mine], color=colour, linestyle=line,
-                    marker=marker or ("o" if len(mine) == 1 else None), markersize=style.font / 2.5)  # fmt: skip
+                    marker=marker or ("o" if len(mine) == 1 else None), markersize=style.font / 2.5,
+                    clip_on=not marker, zorder=3)  # fmt: skip
             labels.append((mine[-1].loss, f"{kind} {mine[-1].loss:.2f}", colour))
     if vocab_size is not None:
         guess = math.log(vocab_size)

@@ -119,6 +119,9 @@ def styled(draw: Callable[Concatenate[Style, Arguments], Axes]) -> Callable[...,
 
     @wraps(draw)
     def drawn(*args: Any, style: Style = PAGE, **options: Any) -> Axes:
+        # A notebook's first figure makes pyplot interactive. Inside the context that would be undone at its end, and
+        # no later figure would show.
+        plt.draw_if_interactive()
         with rc_context(cast(Any, style.rc())):
             return draw(style, *args, **options)
 
