@@ -1,0 +1,70 @@
+"""Which vocabulary size the toy learns the shipped text best with, at equal training time.
+
+    python -m tinyds41.train.choose_vocabulary --seconds 90 --out docs/results/vocabulary.json
+
+Bits per character compare across sizes, nats per token do not: a larger vocabulary has fewer, harder tokens and a
+larger output layer, so in the same time it also sees another number of steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tinyds41.config import Config
+from tinyds41.model.transformer import Model
+from tinyds41.train.corpus import Corpus, documents
+from tinyds41.train.evaluate import evaluate
+from tinyds41.train.fit_tokenizer import TRAINED_ON, bytes_per_token, fit
+from tinyds41.train.trainer import train
+
+SIZES = (1024, 2048, 4096)
+HELD_OUT = "plays"
+TRIAL_STEPS = 6  # of which all but the first are timed
+
+
+def measure(vocab_size: int, seconds: float, seed: int) -> dict[str, Any]:
+    """Fits a tokenizer, trains a toy with it for about `seconds`, and evaluates it on held-out text."""
+    tokenizer = fit(vocab_size)
+    training = Corpus.from_texts(tokenizer, [text for name in TRAINED_ON for text in documents(name)])
+    held_out = Corpus.from_texts(tokenizer, documents(HELD_OUT, "held_out"))
+    config = Config.preset("toy", vocab_size=vocab_size, engram_compressed_vocab_size=tokenizer.compressed_vocab_size)
+    trial = train(Model(config, tokenizer=tokenizer, seed=seed), training, steps=TRIAL_STEPS, seed=seed, progress=False)
+    steps = max(1, round(seconds / (sum(trial.seconds[1:]) / (TRIAL_STEPS - 1))))
+    model = Model(config, tokenizer=tokenizer, seed=seed)
+    started = time.perf_counter()
+    history = train(model, training, steps=steps, seed=seed, progress=False)
+    taken = time.perf_counter() - started
+    quality = evaluate(model, held_out)
+    return {
+        "vocab_size": vocab_size, "steps": steps, "tokens": steps * history.tokens_per_step, "seconds": round(taken, 1),
+        "bytes_per_token": round(bytes_per_token(tokenizer, HELD_OUT), 3), "loss": round(quality.loss, 4),
+        "bits_per_character": round(quality.bits_per_character or 0, 4),
+    }  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Compare vocabulary sizes at equal training time.")
+    parser.add_argument("--seconds", type=float, default=90.0, help="of training per size (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="also write the rows here as JSON")
+    args = parser.parse_args(arguments)
+    rows = []
+    for size in SIZES:
+        rows.append(measure(size, args.seconds, args.seed))
+        print(json.dumps(rows[-1]))
+    content = {"name": "vocabulary", "date": datetime.date.today().isoformat(), "device": "cpu",
+               "threads": torch.get_num_threads(), "seed": args.seed, "rows": rows}  # fmt: skip
+    if args.out is not None:
+        args.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
