@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tinyds41.sinkhorn import sinkhorn
+
+# Values of one piece of the streams. On a CPU each piece passes through all steps below while it is in the cache; as a
+# whole the streams would come from memory once per step, and a training step would spend its time on that.
+PIECE = 1 << 17
 
 
 def at_least_fp32(x: Tensor) -> Tensor:
@@ -24,7 +28,8 @@ def hyper_coefficients(
     Shapes: streams [B,S,N,D], fn [(2+N)N, N*D], scale [3], base [(2+N)N]. At least fp32. Source: spec 7.
     """
     n_streams = streams.shape[2]
-    t_BSX = _NormedLinear.apply(at_least_fp32(streams).flatten(2), at_least_fp32(fn), norm_eps)
+    flat_TX = at_least_fp32(streams).flatten(0, 1).flatten(1)
+    t_BSX = _NormedLinear.apply(flat_TX, at_least_fp32(fn), norm_eps).unflatten(0, streams.shape[:2])
     scale, base = at_least_fp32(scale), at_least_fp32(base)
     t_pre, t_post, t_comb = t_BSX.split([n_streams, n_streams, n_streams**2], -1)
     b_pre, b_post, b_comb = base.split([n_streams, n_streams, n_streams**2])
@@ -34,24 +39,40 @@ def hyper_coefficients(
     return pre, post, sinkhorn(logits_BSNN, n_iters, eps)
 
 
+def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The tensors [T, ...] cut alike along their tokens, on a CPU into what a cache holds of the first one."""
+    first = tensors[0]
+    tokens = max(1, PIECE // max(1, first[0].numel())) if first.device.type == "cpu" else max(1, first.shape[0])
+    return zip(*(tensor.split(tokens) for tensor in tensors), strict=True)
+
+
 class _NormedLinear(torch.autograd.Function):
-    """fn (x / rms(x)), computed as (fn x) / rms(x): no normalised copy of the streams, forward or backward."""
+    """fn (x / rms(x)), computed as (fn x) / rms(x): no normalised copy of the streams, forward or backward.
+
+    Shapes: x [T,X], fn [Y,X] -> [T,Y].
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, fn: Tensor, eps: float) -> Tensor:
-        scale = (torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / x.shape[-1]).add_(eps).rsqrt_()
-        product = F.linear(x, fn)
+        scale, product = x.new_empty(x.shape[0], 1), x.new_empty(x.shape[0], fn.shape[0])
+        for part, size, out in pieces(x, scale, product):
+            torch.linalg.vector_norm(part, dim=-1, keepdim=True, out=size)
+            torch.mm(part, fn.mT, out=out)
+        scale.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, fn, scale, product)
         return product * scale
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple:
         x, fn, scale, product = ctx.saved_tensors
-        grad_product = grads[0] * scale
+        to_product, to_x, to_fn = grads[0] * scale, torch.empty_like(x), torch.zeros_like(fn)
         # d scale / d x = -scale^3 x / X
-        towards_x = (grads[0] * product).sum(-1, keepdim=True) * scale**3 / -x.shape[-1]
-        grad_x = (grad_product @ fn).addcmul_(x, towards_x)
-        return grad_x, grad_product.flatten(0, -2).mT @ x.flatten(0, -2), None
+        along_x = (grads[0] * product).sum(-1, keepdim=True) * scale**3 / -x.shape[-1]
+        for part, out, given, along in pieces(x, to_x, to_product, along_x):
+            torch.mm(given, fn, out=out)
+            out.addcmul_(part, along)
+            to_fn.addmm_(given.mT, part)
+        return to_x, to_fn, None
 
 
 def collapse(streams: Tensor, mix: Tensor) -> Tensor:
@@ -64,33 +85,52 @@ def hyper_step(streams: Tensor, y: Tensor, post: Tensor, comb: Tensor, mix: Tens
 
     Shapes: streams [B,S,N,D], y [B,S,D], comb [B,S,N,N] (source, target). Source: spec 7.
     """
-    new_BSND, u_BSD = _HyperStep.apply(at_least_fp32(streams), at_least_fp32(y), post, comb, mix)
-    return new_BSND.to(streams.dtype), u_BSD.to(streams.dtype)
+    flat = (at_least_fp32(x).flatten(0, 1) for x in (streams, y, post, comb, mix))
+    new_TND, u_TD = _HyperStep.apply(*flat)
+    return new_TND.view(streams.shape).to(streams.dtype), u_TD.view(y.shape).to(streams.dtype)
 
 
 class _HyperStep(torch.autograd.Function):
-    """The step with a backward pass of small matrix products; autograd's would expand y to every stream twice."""
+    """The step as one product per token, [comb^T | post] [X; y], with a backward pass of the same kind.
+
+    Autograd's own backward pass would expand y and u to every stream.
+    Shapes: streams [T,N,D], y [T,D], post and mix [T,N], comb [T,N,N] (source, target) -> [T,N,D], [T,D].
+    """
 
     @staticmethod
     def forward(ctx: Any, streams: Tensor, y: Tensor, post: Tensor, comb: Tensor, mix: Tensor) -> tuple:
-        # The copy of comb is N x N per token; without it the batched product walks its rows with a stride, 6x slower.
-        new_BSND = comb.mT.contiguous() @ streams
-        new_BSND.addcmul_(post.unsqueeze(-1), y.unsqueeze(-2))
-        ctx.save_for_backward(streams, y, post, comb, mix, new_BSND)
-        return new_BSND, (mix.unsqueeze(-2) @ new_BSND).squeeze(-2)
+        new, u = torch.empty_like(streams, memory_format=torch.contiguous_format), torch.empty_like(y)
+        factors_TNM = torch.cat([comb.mT, post.unsqueeze(-1)], -1)
+        for x, add, factor, weight, out, row in pieces(streams, y, factors_TNM, mix, new, u):
+            torch.bmm(factor, torch.cat([x, add.unsqueeze(1)], 1), out=out)
+            torch.bmm(weight.unsqueeze(1), out, out=row.unsqueeze(1))
+        ctx.save_for_backward(streams, y, factors_TNM, mix, new)
+        return new, u
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple:
-        streams, y, post, comb, mix, new_BSND = ctx.saved_tensors
-        grad_new, grad_u = grads
-        u_BS1D = grad_u.unsqueeze(-2)
-        # The gradient of the new streams is grad_new + mix grad_u; its second part is carried along as a factor of
-        # grad_u, so that no third array of the streams' size is written.
-        grad_streams = comb.contiguous() @ grad_new  # X_j receives comb[j,k] from each k
-        grad_streams.addcmul_(comb @ mix.unsqueeze(-1), u_BS1D)
-        grad_y = (post.unsqueeze(-2) @ grad_new).squeeze(-2)
-        grad_y.addcmul_((post * mix).sum(-1, keepdim=True), grad_u)
-        grad_post = torch.addcmul((grad_new * y.unsqueeze(-2)).sum(-1), mix, (grad_u * y).sum(-1, keepdim=True))
-        grad_comb = streams @ grad_new.mT  # [j,k] = X_j . gradient of X_k
-        grad_comb.addcmul_((streams * u_BS1D).sum(-1, keepdim=True), mix.unsqueeze(-2))
-        return grad_streams, grad_y, grad_post, grad_comb, (new_BSND * u_BS1D).sum(-1)
+        streams, y, factors_TNM, mix, new = ctx.saved_tensors
+        to_x, to_y = torch.empty_like(streams, memory_format=torch.contiguous_format), torch.empty_like(y)
+        to_factors, to_mix = torch.empty_like(factors_TNM), torch.empty_like(mix)
+        inputs, outputs = (streams, y, factors_TNM, mix, new, *grads), (to_x, to_y, to_factors, to_mix)
+        for piece in pieces(*inputs, *outputs):
+            _step_gradients(*piece)
+        to_comb, to_post = to_factors.split([mix.shape[1], 1], -1)
+        return to_x, to_y, to_post.squeeze(-1), to_comb.mT, to_mix
+
+
+def _step_gradients(x, y, factor, mix, new, to_new, to_u, to_x, to_y, to_factor, to_mix) -> None:
+    """Gradients of one piece, written into the last four.
+
+    The new streams receive to_new + mix to_u. Its second part stays a product: no array of the streams' size.
+    """
+    mix_TN1, u_T1D = mix.unsqueeze(-1), to_u.unsqueeze(1)
+    inputs_TMD = torch.cat([x, y.unsqueeze(1)], 1)
+    to_inputs_TMD = factor.mT.contiguous() @ to_new
+    to_inputs_TMD.addcmul_(factor.mT @ mix_TN1, u_T1D)
+    to_x.copy_(to_inputs_TMD[:, :-1])
+    to_y.copy_(to_inputs_TMD[:, -1])
+    torch.bmm(to_new, inputs_TMD.mT, out=to_factor)
+    # Row vectors on the left: the same dot products as matrix times column take eight times as long here.
+    to_factor.addcmul_(mix_TN1, u_T1D @ inputs_TMD.mT)
+    torch.bmm(u_T1D, new.mT, out=to_mix.unsqueeze(1))

@@ -251,7 +251,8 @@ def _attend_chunk(q_BSHC, band_BNKC, hidden_BSK, chosen_BSKC, absent_BSK, sink) 
     hidden_BSK = F.pad(hidden_BSK, (0, 0, 0, spare), value=True) if spare else hidden_BSK
     q_BNXC = q_BSHC.unflatten(1, (n_bands, block)).flatten(2, 3)
     near_BNXK = at_least_fp32(q_BNXC @ band_BNKC.mT)
-    near_BSHK = near_BNXK.view(*q_BSHC.shape[:3], -1).masked_fill_(hidden_BSK.unsqueeze(2), -torch.inf)
+    # masked_fill, not its in-place form: writing into a view makes autograd copy the whole array.
+    near_BSHK = near_BNXK.view(*q_BSHC.shape[:3], -1).masked_fill(hidden_BSK.unsqueeze(2), -torch.inf)
     sink_H, q_BSHC = at_least_fp32(sink), q_BSHC[:, :n_queries] if spare else q_BSHC
     far_BSHK = None
     if chosen_BSKC is not None:

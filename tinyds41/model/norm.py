@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +21,25 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         check_width(x, self.weight.shape[0], "RMSNorm")
-        wide = at_least_fp32(x)
-        scaled = wide * (wide.square().mean(-1, keepdim=True) + self.eps).rsqrt()
-        return (at_least_fp32(self.weight) * scaled).to(x.dtype)
+        return _RMSNorm.apply(at_least_fp32(x), at_least_fp32(self.weight), self.eps).to(x.dtype)
+
+
+class _RMSNorm(torch.autograd.Function):
+    """The formula with a backward pass that keeps x and one number per row; autograd's would keep three arrays."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        scale = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, scale)
+        return (x * scale).mul_(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        scaled = x * scale
+        to_weight = (grads[0] * scaled).flatten(0, -2).sum(0)
+        to_scaled = grads[0] * weight
+        # scaled = x s with d s / d x = -s^3 x / width: what runs along x is taken out again.
+        along = (to_scaled * scaled).mean(-1, keepdim=True)
+        return to_scaled.addcmul_(scaled, along, value=-1).mul_(scale), to_weight, None
