@@ -48,7 +48,7 @@ class Report:
 
     def figure(self, name: str, ax: Axes, rows: Sequence[Any]) -> None:
         """Saves the figure as SVG, PNG and CSV, and closes it."""
-        title = ax.get_title()
+        title = ax.get_title(loc="left") or ax.get_title()
         save_figure(ax, self.folder / "figures", name, rows)
         pyplot.close(ax.get_figure(root=True))  # type: ignore[arg-type]
         self._parts.append(("figure", f"figures/{name}", title))
