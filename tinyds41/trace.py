@@ -74,7 +74,8 @@ def see(trace: Trace | None, name: str, value: Tensor | Callable[[], Tensor], *,
 class Counters:
     """Work done per layer, taken from the shapes of the tensors that did it.
 
-    Names: tokens_run, boundary_projections, entries_scored, rows_decoded. Units: counts summed over the batch.
+    Names: tokens_run, boundary_projections (in every Full layer), entries_scored. Units: counts summed over the batch.
+    A name that nothing was added to reads as {}.
     """
 
     def __init__(self) -> None:

@@ -32,7 +32,11 @@ def generate_ids(
     model: Model, ids: Tensor, *, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None,
     seed: int = 0, stop_ids: tuple[int, ...] = (),
 ) -> Tensor:  # fmt: skip
-    """The same for token ids. Shapes: [1,S] -> [1,new]; a stop id ends the text and is not returned."""
+    """The same for token ids; a stop id ends the text and is not returned.
+
+    Shapes: [1,S] -> [1,new], on the CPU.
+    Raises: ValueError for more than one prompt, ids that do not fit, and as `generate`.
+    """
     if temperature < 0:
         raise ValueError(f"temperature={temperature} is negative")
     if top_k is not None and top_k < 1:

@@ -28,7 +28,7 @@ from tinyds41.trace import see
 class Carry:
     """What travels between layers. Shapes: streams [B,S,N,D], mix [B,S,N], collapsed [B,S,D] = mix over streams.
 
-    selections: by index source; ids and lookback feed the Engram layers.
+    selections: by index source; lookback feeds the Engram layers.
     """
 
     streams: Tensor

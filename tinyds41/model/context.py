@@ -59,7 +59,9 @@ class Context(Protocol):
         """Stores the entries [B,G,C] and index keys [B,G,J] of the groups last returned."""
         ...
 
-    def entries(self, source: int | None) -> Entries: ...
+    def entries(self, source: int | None) -> Entries:
+        """The global entries of a source, and which of them the present queries see."""
+        ...
 
     def look_back(self, ids: Tensor, n: int) -> Tensor:
         """Each token id with its n-1 predecessors; -1 where there is none. Shapes: [B,S] -> [B,S,n]."""

@@ -84,7 +84,9 @@ def compress_look_back(ids: Tensor, token_map: Tensor, dead: Tensor, pad_id: int
 
 
 class Engram(nn.Module):
-    """X_i += g_i * value, with a gate per stream and 24 table rows per token behind it. Source: spec 9. Lesson: 10.
+    """X_i += g_i * value: a gate per stream, the value from one table row per order and head (24 in `flash`).
+
+    Source: spec 9. Lesson: 10.
 
     Raises: ValueError when the primes do not add up to engram_num_embeddings, or the token map does not fit.
     """
@@ -156,13 +158,16 @@ class Engram(nn.Module):
         return gate_BSN.masked_fill(~alive.unsqueeze(-1), 0), value
 
 
-def identity_map(config: Config, device: torch.device | None = None) -> Tensor:
-    """The token map of a model without a tokenizer. Raises: ValueError when the config needs one. Source: spec 9.1."""
+def identity_map(config: Config) -> Tensor:
+    """The token map of a model without a tokenizer.
+
+    Raises: ValueError when the config needs one. Source: spec 9.1.
+    """
     if config.engram_compressed_vocab_size != config.vocab_size:
         raise ValueError(
             f"engram_compressed_vocab_size={config.engram_compressed_vocab_size} differs from vocab_size="
             f"{config.vocab_size}: such a model needs its tokenizer (token_map)")
-    return torch.arange(config.vocab_size, device=device)
+    return torch.arange(config.vocab_size)
 
 
 def check_token_map(config: Config, token_map: Tensor) -> Tensor:

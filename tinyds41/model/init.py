@@ -1,4 +1,4 @@
-"""Initial weights (spec 14), where the report is silent ours."""
+"""Initial weights: the report's where it gives them, else ours (spec 14)."""
 
 from __future__ import annotations
 

@@ -93,7 +93,8 @@ class Model(nn.Module):
         """Logits of whole sequences, with gradients.
 
         Shapes: ids [B,S] integers, documents [B,S] (see `Sequence`) -> [B,S,V].
-        Raises: ValueError for ids out of range, an empty prompt, more tokens than max_position_embeddings.
+        Raises: ValueError for ids out of range, an empty prompt, more tokens than max_position_embeddings, documents of
+            another shape; KeyError for a pattern of the trace that matches nothing.
         """
         check_ids(ids, self.config)
         ctx = Sequence(self.config, ids, documents, trace)

@@ -63,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     content = {"name": "vocabulary", "date": datetime.date.today().isoformat(), "device": "cpu",
                "threads": torch.get_num_threads(), "seed": args.seed, "rows": rows}  # fmt: skip
     if args.out is not None:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

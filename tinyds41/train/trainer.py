@@ -119,8 +119,9 @@ def train(
     Ctrl-C finishes the present step, saves, and returns with `history.interrupted`.
     The same model, corpus, config and number of threads give the same bits.
 
-    Raises: FloatingPointError naming the step when a loss or gradient is not finite; the model then is as it was
-        before that step, and the last snapshot stays.
+    Raises: ValueError for a field out of range or a text too short, TypeError for an unknown field; FileNotFoundError
+        when there is nothing to resume; FloatingPointError naming the step when a loss or gradient is not finite: the
+        model then is as it was before that step, and the last snapshot stays.
     """
     config = dataclasses.replace(config or TrainConfig(), **changes)
     optimizer = adamw(model, config.learning_rate)
