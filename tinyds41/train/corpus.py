@@ -148,7 +148,7 @@ class Corpus:
 
         Raises: ValueError naming tokens and length if the text is too short for one sequence.
         """
-        self._require(length)
+        self.require(length)
         # A generator per step, not one that runs on: nothing but the step number must be saved to resume.
         generator = np.random.default_rng([seed, step])
         starts = generator.integers(0, len(self) - length, size=batch_size)
@@ -156,12 +156,13 @@ class Corpus:
 
     def in_order(self, batch_size: int, length: int) -> Iterable[Batch]:
         """Windows one after another, for evaluation: each token is a target once, but for a last part < length."""
-        self._require(length)
+        self.require(length)
         starts = range(0, len(self) - length, length)
         for first in range(0, len(starts), batch_size):
             yield self._windows(starts[first : first + batch_size], length)
 
-    def _require(self, length: int) -> None:
+    def require(self, length: int) -> None:
+        """Raises: ValueError naming tokens and length when there is not one sequence in the text."""
         if len(self) < length + 1:
             raise ValueError(f"a text of {len(self)} tokens is too short for a sequence of length {length} + 1 target")
 
