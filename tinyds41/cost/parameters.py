@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -138,15 +137,13 @@ def count_parameters(config: Config) -> Parameters:
 
 def shares(model: Model) -> list[Share]:
     """Every parameter of a model with what one token uses of it. See `Parameters` for the rules."""
-    return list(_shares(model))
-
-
-def _shares(model: Model) -> Iterator[Share]:
+    found = []
     for name, parameter in model.named_parameters():
         component = component_of(name)
         used = _used(name, component, parameter, model.config)
         prefill = used if _in_encoder(name, model) else 0
-        yield Share(name, component, tuple(parameter.shape), parameter.numel(), prefill, used)
+        found.append(Share(name, component, tuple(parameter.shape), parameter.numel(), prefill, used))
+    return found
 
 
 def component_of(name: str) -> str:
