@@ -31,8 +31,8 @@ def alternate(contestants: Mapping[str, Callable[[], Any]], rounds: int) -> dict
 
 
 def peak_bytes() -> int:
-    """Largest resident size of this program so far, in bytes."""
-    try:  # Linux's getrusage also remembers the process that started this one: its peak would hide ours
+    """Largest resident size of this process so far, in bytes."""
+    try:  # Linux: rusage would still show the peak of the process that started this one
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
