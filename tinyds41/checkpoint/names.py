@@ -28,15 +28,15 @@ SKIPPED = ("mtp.", "vision.", "aligner.", "image_")
 OPTIONAL = re.compile(r"\.ffn\.gate\.bias_vl$")
 # In the order of the model.
 _COMPONENTS = tuple((component, re.compile(pattern)) for component, pattern in (
-    ("embedding", r"^embed\."),
-    ("Engram tables", r"^layers\.\d+\.engram\.embed\."),
+    ("token embedding", r"^embed\."),
+    ("Engram rows", r"^layers\.\d+\.engram\.embed\."),
     ("Engram projections", r"^layers\.\d+\.engram\.(?!embed\.)"),
     ("attention", r"^layers\.\d+\.attn\.(?!compressor\.|indexer\.)"),
-    ("compressors", r"^layers\.\d+\.attn\.compressor\."),
-    ("indexers", r"^layers\.\d+\.attn\.indexer\."),
-    ("gates", r"^layers\.\d+\.ffn\.gate\."),
+    ("compressor", r"^layers\.\d+\.attn\.compressor\."),
+    ("indexer", r"^layers\.\d+\.attn\.indexer\."),
+    ("router", r"^layers\.\d+\.ffn\.gate\."),
     ("routed experts", r"^layers\.\d+\.ffn\.experts\."),
-    ("shared experts", r"^layers\.\d+\.ffn\.shared_experts\."),
+    ("shared expert", r"^layers\.\d+\.ffn\.shared_experts\."),
     ("hyper-connections", r"^layers\.\d+\.hc_(attn|ffn)_"),
     ("norms", r"^(norm|layers\.\d+\.(attn|ffn)_norm)\."),
     ("output head", r"^head\."),
