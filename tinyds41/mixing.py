@@ -23,9 +23,10 @@ def at_least_fp32(x: Tensor) -> Tensor:
 def hyper_coefficients(
     streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, *, n_iters: int, eps: float, norm_eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """pre [B,S,N], post [B,S,N] and the doubly normalised comb [B,S,N,N] (source, target) of one sub-layer.
+    """pre, post and the doubly normalised comb of one sub-layer, from the streams before it.
 
-    Shapes: streams [B,S,N,D], fn [(2+N)N, N*D], scale [3], base [(2+N)N]. At least fp32. Source: spec 7.
+    Shapes: streams [B,S,N,D], fn [(2+N)N, N*D], scale [3], base [(2+N)N] -> pre [B,S,N], post [B,S,N],
+        comb [B,S,N,N] (source, target), in at least fp32. Source: spec 7.
     """
     n_streams = streams.shape[2]
     flat_TX = at_least_fp32(streams).flatten(0, 1).flatten(1)
@@ -40,14 +41,19 @@ def hyper_coefficients(
 
 
 def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The tensors [T, ...] cut alike along their tokens, on a CPU into what a cache holds of the first one."""
+    """The tensors [T, ...] cut alike along their tokens.
+
+    On a CPU a piece is what a cache holds of the first tensor.
+    """
     first = tensors[0]
     tokens = max(1, PIECE // max(1, first[0].numel())) if first.device.type == "cpu" else max(1, first.shape[0])
     return zip(*(tensor.split(tokens) for tensor in tensors), strict=True)
 
 
 class _NormedLinear(torch.autograd.Function):
-    """fn (x / rms(x)), computed as (fn x) / rms(x): no normalised copy of the streams, forward or backward.
+    """fn (x / rms(x)), computed as (fn x) / rms(x).
+
+    No normalised copy of the streams, forward or backward.
 
     Shapes: x [T,X], fn [Y,X] -> [T,Y].
     """
@@ -91,7 +97,9 @@ def hyper_step(streams: Tensor, y: Tensor, post: Tensor, comb: Tensor, mix: Tens
 
 
 class _HyperStep(torch.autograd.Function):
-    """The step as one product per token, [comb^T | post] [X; y], with a backward pass of the same kind.
+    """The step as one product per token, [comb^T | post] [X; y].
+
+    Its backward pass is of the same kind.
 
     Autograd's own backward pass would expand y and u to every stream.
     Shapes: streams [T,N,D], y [T,D], post and mix [T,N], comb [T,N,N] (source, target) -> [T,N,D], [T,D].

@@ -1,6 +1,6 @@
 """The hot functions in plain PyTorch: the one place where attention and selection are computed fast.
 
-`kernels/` mirrors these signatures; `reference.py` is the slow definition that both are tested against.
+A faster backend mirrors these signatures (`Ops`); `reference.py` is the slow definition that all are tested against.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ ATTEND_ELEMENTS = 1 << 20
 
 
 def select_top(scores: Tensor, k: int) -> Tensor:
-    """The k best by (score, lower index), ascending by index; -1 where fewer than k are above -inf.
+    """The k best by (score, lower index), ascending by index.
+
+    -1 where fewer than k are above -inf.
 
     Shapes: scores [..., T] -> int64 [..., k].
     Source: spec 4.4. The only top-k of the project: bare `topk` breaks ties at random.
@@ -61,7 +63,10 @@ def _ascending(index: Tensor, scores: Tensor) -> Tensor:
 
 
 def index_scores(q_BSIJ: Tensor, weight_BSI: Tensor, keys_BTJ: Tensor) -> Tensor:
-    """score(p, j) = sum_i w_i I^-1/2 J^-1/2 relu(q_i . k_j). Shapes: -> [B,S,T]. Source: spec 4.4."""
+    """score(p, j) = sum_i w_i I^-1/2 J^-1/2 relu(q_i . k_j).
+
+    Shapes: -> [B,S,T]. Source: spec 4.4.
+    """
     n_heads, width = q_BSIJ.shape[-2:]
     dots_BSIT = (q_BSIJ.flatten(1, 2) @ keys_BTJ.mT).unflatten(1, q_BSIJ.shape[1:3]).relu_()
     weight_BS1I = (at_least_fp32(weight_BSI) * (n_heads * width) ** -0.5).unsqueeze(2)
@@ -145,7 +150,9 @@ def _visible_scores(q_BSIJ: Tensor, weight_BSI: Tensor, keys: Rows, first_BS: Te
 
 
 def _pool_entries(pool_BSP: Tensor, last_BS: Tensor, block_size: int) -> Tensor:
-    """Blocks to the visible entries inside them, -1 for the others. Shapes: [B,S,P] -> [B,S,P*block_size].
+    """Blocks to the visible entries inside them, -1 for the others.
+
+    Shapes: [B,S,P] -> [B,S,P*block_size].
 
     A pool holds blocks of the query's own document, so only the newest block can reach beyond what is visible.
     """
@@ -164,7 +171,9 @@ def _pooled_scores(q_BSIJ: Tensor, weight_BSI: Tensor, keys: Rows, index_BSP: Te
 
 
 def pool_blocks(scores_BST: Tensor, last_BS: Tensor, n_blocks: int, block_size: int) -> Tensor:
-    """The best blocks by their best visible entry; the newest visible block is always among them.
+    """The best blocks by their best visible entry.
+
+    The newest visible block is always among them.
 
     Shapes: scores [B,S,T] with -inf where invisible -> block numbers [B,S,n_blocks], -1 = none. Source: spec 4.5.
     """
@@ -192,7 +201,9 @@ class Window:
 
 
 def attend(q: Tensor, window: Window, selection: Selection | None, sink: Tensor) -> Tensor:
-    """o_h = sum_i e^{s_i} v_i / (e^{sink_h} + sum_i e^{s_i}) over window and selected rows, K = V.
+    """o_h = sum_i e^{s_i} v_i / (e^{sink_h} + sum_i e^{s_i}) over window and selected rows.
+
+    Keys and values are the same rows, K = V.
 
     Shapes: q [B,S,H,C], sink [H] -> [B,S,H,C]; a query with nothing to see gives zeros. Source: spec 4.7.
     """
@@ -217,7 +228,7 @@ def attend(q: Tensor, window: Window, selection: Selection | None, sink: Tensor)
 
 
 def _bands(rows_BTC: Tensor, first_BS: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Cuts the window rows into one band of keys per block of queries, and says which keys are hidden.
+    """One band of window rows per block of queries, and which of its keys are hidden.
 
     Shapes: -> band [B,N,K,C] for N blocks of ceil(S/N) queries, hidden [B,S,K] (bool).
     """
@@ -240,7 +251,10 @@ def _bands(rows_BTC: Tensor, first_BS: Tensor, size: int) -> tuple[Tensor, Tenso
 
 
 def _attend_chunk(q_BSHC, band_BNKC, hidden_BSK, chosen_BSKC, absent_BSK, sink) -> Tensor:
-    """The sums of `attend` for some queries, window and selection side by side: nothing is copied into one array."""
+    """The sums of `attend` for some queries, window and selection side by side.
+
+    Nothing is copied into one array.
+    """
     n_queries, width = q_BSHC.shape[1], q_BSHC.shape[-1]
     n_bands = band_BNKC.shape[1]
     block = n_queries if n_bands == 1 else band_BNKC.shape[2] // 2
@@ -298,7 +312,9 @@ def attention_mass(
 
 
 def experts(x: Tensor, index: Tensor, weight: Tensor, w1: Tensor, w2: Tensor, w3: Tensor, limit: float) -> Tensor:
-    """sum_a weight_a expert_{index_a}(x): tokens sorted by expert, one matrix product per expert and matrix.
+    """sum_a weight_a expert_{index_a}(x).
+
+    Tokens sorted by expert, one matrix product per expert and matrix.
 
     Shapes: x [n,D], index and weight [n,A], w1 and w3 [E,F,D], w2 [E,D,F] -> [n,D] in at least fp32. Source: spec 8.
     """
@@ -325,7 +341,10 @@ def swiglu(x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor, limit: float) -> Tenso
 
 @dataclass(frozen=True)
 class Ops:
-    """The functions a model runs on; a faster backend passes its own. The choice is an argument, never a global."""
+    """The functions a model runs on; a faster backend passes its own.
+
+    The choice is an argument, never a global.
+    """
 
     attend: Callable[..., Tensor] = attend
     score_and_select: Callable[..., tuple[Tensor, Tensor | None]] = score_and_select

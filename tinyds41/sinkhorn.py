@@ -7,7 +7,9 @@ from torch import Tensor
 
 
 def sinkhorn(logits: Tensor, n_iters: int, eps: float) -> Tensor:
-    """Rows to a softmax plus eps, then columns, then (rows, columns) n_iters - 1 times, each over (sum + eps).
+    """Rows to a softmax plus eps, then columns, then (rows, columns) n_iters - 1 times.
+
+    Each division is by (sum + eps).
 
     Shapes: logits [..., N, N] (source, target) -> the same. Source: spec 7, TR 2.4.1.
     """
@@ -19,7 +21,10 @@ def sinkhorn(logits: Tensor, n_iters: int, eps: float) -> Tensor:
 
 
 class _Sinkhorn(torch.autograd.Function):
-    """y = x / (sum + eps), alternating axes; the backward pass recomputes each x from its y and its sum."""
+    """y = x / (sum + eps), alternating axes.
+
+    The backward pass recomputes each x from its y and its sum.
+    """
 
     @staticmethod
     def forward(ctx, matrix: Tensor, n_iters: int, eps: float) -> Tensor:

@@ -66,7 +66,10 @@ def _nearest(name: str, names) -> str:
 
 
 def see(trace: Trace | None, name: str, value: Tensor | Callable[[], Tensor], *, by_query: bool = True) -> None:
-    """Offers an intermediate to the trace; a callable is evaluated only when its value is wanted."""
+    """Offers an intermediate to the trace.
+
+    A callable is evaluated only when its value is wanted.
+    """
     if trace is not None and trace.wants(name):
         trace.keep(name, value() if callable(value) else value, by_query=by_query)
 

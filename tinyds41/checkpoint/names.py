@@ -47,7 +47,10 @@ COMPONENTS = (*(component for component, _ in _COMPONENTS), "other")
 
 
 def component(name: str) -> str:
-    """What a released tensor belongs to; norms inside attention, compressor and indexer count there."""
+    """What a released tensor belongs to.
+
+    Norms inside attention, compressor and indexer count there.
+    """
     return next((component for component, pattern in _COMPONENTS if pattern.search(name)), "other")
 
 
@@ -69,7 +72,10 @@ def our_name(name: str) -> str:
 
 
 def to_released(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict under released names; stacks become one tensor per expert (views, nothing is copied)."""
+    """A state dict under released names.
+
+    Stacks become one tensor per expert (views, nothing is copied).
+    """
     released: dict[str, Tensor] = {}
     for name, tensor in state.items():
         match = STACKED.match(name)

@@ -155,7 +155,7 @@ def show_bytes(report: Report, config: Config, say: Callable[[str], None]) -> No
 
 
 def show_query(report: Report, model: Model, held_out: Corpus, say: Callable[[str], None]) -> None:
-    """What each layer read for the last of 512 tokens, what the pool held, and how busy the experts were."""
+    """What each layer read for the last token, what the pool held, how busy the experts were."""
     length = min(LONG, len(held_out))
     trace = Trace(*SELECTION_NAMES, *LOAD_NAMES)
     with torch.no_grad():

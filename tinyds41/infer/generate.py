@@ -13,7 +13,7 @@ def generate(
     model: Model, prompt: str, *, max_new_tokens: int = 100, temperature: float = 1.0, top_k: int | None = None,
     seed: int = 0, stop_ids: tuple[int, ...] = (),
 ) -> str:  # fmt: skip
-    """Continues `prompt` and returns the new text alone. temperature 0 takes the likeliest token every time.
+    """Continues `prompt` and returns the new text alone; temperature 0 takes the likeliest.
 
     Differs: every token runs the whole text again; there is no cache in it.
     Raises: ValueError for a model without a tokenizer, an empty prompt, a negative temperature, top_k below 1, or a

@@ -15,7 +15,10 @@ from tinyds41.trace import see
 
 
 class Gate(nn.Module):
-    """s = sqrt(softplus(x W_g / gate_temp)); choose by s + bias, weigh by s alone. Source: spec 8."""
+    """s = sqrt(softplus(x W_g / gate_temp)); choose by s + bias, weigh by s alone.
+
+    Source: spec 8.
+    """
 
     def __init__(self, config: Config):
         super().__init__()
@@ -64,7 +67,10 @@ class Experts(nn.Module):
 
 
 class MoE(nn.Module):
-    """sum over chosen experts of weight * expert(x), plus the shared expert, in at least fp32. Source: spec 8."""
+    """sum over chosen experts of weight * expert(x), plus the shared expert, in at least fp32.
+
+    Source: spec 8.
+    """
 
     def __init__(self, config: Config, layer: int, ops: Ops):
         super().__init__()

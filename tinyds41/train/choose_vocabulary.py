@@ -31,7 +31,7 @@ TRIAL_STEPS = 6  # of which all but the first are timed
 
 
 def measure(vocab_size: int, seconds: float, seed: int) -> dict[str, Any]:
-    """Fits a tokenizer, trains a toy with it for about `seconds`, and evaluates it on held-out text."""
+    """Fits a tokenizer, trains a toy with it for about `seconds`, evaluates it on held-out text."""
     tokenizer = fit(vocab_size)
     training = Corpus.from_texts(tokenizer, [text for name in TRAINED_ON for text in documents(name)])
     held_out = Corpus.from_texts(tokenizer, documents(HELD_OUT, "held_out"))
