@@ -5,7 +5,8 @@ A faster backend mirrors these signatures (`Ops`); `reference.py` is the slow de
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,8 @@ from tinyds41.mixing import at_least_fp32, hyper_coefficients, hyper_step
 # Elements of one temporary array of scores; small enough to stay in a CPU's cache while it is reduced.
 SCORE_ELEMENTS = 1 << 20
 ATTEND_ELEMENTS = 1 << 20
+# Values of gathered rows up to which layers share them (see `Selection.rows`).
+SHARED = 1 << 22
 
 
 # ---------------------------------------------------------------------------------------------- selection
@@ -85,11 +88,20 @@ class Selection:
     pool: Tensor | None = None
     _taken: Tensor | None = field(default=None, repr=False)
 
-    def rows(self) -> Tensor:
-        """The chosen rows [B,S,K,C], gathered once and shared by the Reuse layers that follow."""
-        if self._taken is None:
-            self._taken = self.entries.take(self.index)
-        return self._taken
+    def rows(self, chunk: int) -> Iterator[Tensor]:
+        """The chosen rows [B,S,K,C], `chunk` queries at a time; where there is no choice (-1) any row stands.
+
+        Rows that are few, or that gradients keep alive anyway, are gathered once and shared by the Reuse layers that
+        follow; many would come back from memory more slowly than they are gathered again.
+        """
+        if self._taken is None and (torch.is_grad_enabled() or self.index.numel() * self.entries.shape[2] <= SHARED):
+            self._taken = self._take(self.index)
+        # split, not slices: the gradient of a slice is a whole array of zeros for each chunk.
+        yield from map(self._take, self.index.split(chunk, 1)) if self._taken is None else self._taken.split(chunk, 1)
+
+    def _take(self, index: Tensor) -> Tensor:
+        # Whoever masks -1 anyway saves the blanking of these rows.
+        return self.entries.take(index.clamp(min=0))
 
     def last(self, n: int) -> Selection:
         """The same for the last n queries."""
@@ -164,7 +176,7 @@ def _pool_entries(pool_BSP: Tensor, last_BS: Tensor, block_size: int) -> Tensor:
 
 def _pooled_scores(q_BSIJ: Tensor, weight_BSI: Tensor, keys: Rows, index_BSP: Tensor) -> Tensor:
     """The same scores, computed for the listed entries alone; -inf where none is listed."""
-    keys_BSPJ = keys.take(index_BSP)
+    keys_BSPJ = keys.take(index_BSP.clamp(min=0))  # masked below
     scores_BSP = index_scores(
         q_BSIJ.flatten(0, 1).unsqueeze(1), weight_BSI.flatten(0, 1).unsqueeze(1), keys_BSPJ.flatten(0, 1))
     return scores_BSP.view(index_BSP.shape).masked_fill_(index_BSP < 0, -torch.inf)
@@ -207,16 +219,15 @@ def attend(q: Tensor, window: Window, selection: Selection | None, sink: Tensor)
 
     Shapes: q [B,S,H,C], sink [H] -> [B,S,H,C]; a query with nothing to see gives zeros. Source: spec 4.7.
     """
-    chosen_K = 0 if selection is None else selection.index.shape[-1]
-    per_query = q.shape[0] * q.shape[2] * (2 * window.size + chosen_K)
+    n_chosen = 0 if selection is None else selection.index.shape[-1]
+    selection = selection if n_chosen else None  # a store without entries has nothing to choose
+    per_query = q.shape[0] * q.shape[2] * (2 * window.size + n_chosen)
     # Whole windows per chunk, because the bands below are cut in windows.
     chunk = max(1, ATTEND_ELEMENTS // per_query // window.size) * window.size
     rows_BTC, n_queries = window.rows.all(), q.shape[1]
     past, outputs, start = rows_BTC.shape[1] - n_queries, [], 0
-    # split, not slices: their gradients would be a whole array of zeros for each chunk.
-    parts_of_q = q.split(chunk, 1)
-    parts_chosen = [None] * len(parts_of_q) if selection is None else selection.rows().split(chunk, 1)
-    for q_BSHC, chosen_BSKC in zip(parts_of_q, parts_chosen, strict=True):
+    parts_chosen = itertools.repeat(None) if selection is None else selection.rows(chunk)
+    for q_BSHC, chosen_BSKC in zip(q.split(chunk, 1), parts_chosen, strict=False):
         stop = start + q_BSHC.shape[1]
         begin = max(0, past + start - window.size + 1)
         first_BS = window.first[:, start:stop] - begin
