@@ -15,9 +15,9 @@ def sinkhorn(logits: Tensor, n_iters: int, eps: float) -> Tensor:
     """
     n_streams = logits.shape[-1]
     # Tokens last: every sum over N streams becomes N long vector additions.
-    logits_NNT = logits.reshape(-1, n_streams, n_streams).permute(1, 2, 0)
-    start_NNT = logits_NNT.softmax(1) + eps
-    return _Sinkhorn.apply(start_NNT, n_iters, eps).permute(2, 0, 1).reshape(logits.shape)
+    logits_NNn = logits.reshape(-1, n_streams, n_streams).permute(1, 2, 0)
+    start_NNn = logits_NNn.softmax(1) + eps
+    return _Sinkhorn.apply(start_NNn, n_iters, eps).permute(2, 0, 1).reshape(logits.shape)
 
 
 class _Sinkhorn(torch.autograd.Function):

@@ -83,7 +83,7 @@ class MoE(nn.Module):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         """Shapes: [B,S,D] -> [B,S,D]."""
         scores_BSE, experts_BSA, weights_BSA = self.gate(x)
-        routed_ND = self.ops.experts(
+        routed_nD = self.ops.experts(
             x.flatten(0, 1), experts_BSA.flatten(0, 1), weights_BSA.flatten(0, 1),
             self.experts.w1, self.experts.w2, self.experts.w3, self.limit,
         )  # fmt: skip
@@ -91,4 +91,4 @@ class MoE(nn.Module):
         see(ctx.trace, f"{self.path}.scores", scores_BSE)
         see(ctx.trace, f"{self.path}.experts", experts_BSA)
         see(ctx.trace, f"{self.path}.weights", weights_BSA)
-        return (routed_ND.view(x.shape) + self.shared_experts(x)).to(x.dtype)
+        return (routed_nD.view(x.shape) + self.shared_experts(x)).to(x.dtype)
