@@ -12,7 +12,7 @@ from tinyds41.sinkhorn import sinkhorn
 
 # Values of one piece of the streams. On a CPU each piece passes through all steps below while it is in the cache; as a
 # whole the streams would come from memory once per step, and a training step would spend its time on that.
-PIECE = 1 << 17
+PIECE = 1 << 18
 
 
 def at_least_fp32(x: Tensor) -> Tensor:

@@ -29,10 +29,11 @@ def random_ids(config: Config, batch: int, length: int, seed: int = 0) -> Tensor
 
 def bench_forward(rounds: int = 3) -> dict[str, Any]:
     """Measures everything and returns rows and ratios. Takes some minutes on two cores."""
+    threads = str(torch.get_num_threads())
+    long = in_fresh_process("tinyds41.bench.forward", str(LONG), threads)
+    short = in_fresh_process("tinyds41.bench.forward", str(COMPARED), threads)
     forward = compare_forward(rounds)
     step = compare_step(rounds)
-    long = in_fresh_process("tinyds41.bench.forward", str(LONG), str(torch.get_num_threads()))
-    short = in_fresh_process("tinyds41.bench.forward", str(COMPARED), str(torch.get_num_threads()))
     rows = [
         _row("small forward", COMPARED, "tinyds41", forward["tinyds41"], short["peak_bytes"]),
         _row("small forward", COMPARED, "reference", forward["reference"], None),

@@ -38,7 +38,7 @@ CONTEXTS = [2**power for power in range(12, 21)]
 class TourOptions:
     """text: a name of the shipped data or a UTF-8 file. steps: of training, 8 x 256 tokens each."""
 
-    steps: int = 240
+    steps: int = 200
     text: str = TEXT
     device: str = "cpu"
     seed: int = 0
