@@ -294,7 +294,7 @@ def _attend_chunk(q_BSHC, band_BbwC, hidden_BSw, chosen_BSKC, absent_BSK, sink) 
     if spare:
         out_BSHC, total_BSH1, largest_BSH1 = (x[:, :n_queries] for x in (out_BSHC, total_BSH1, largest_BSH1))
     total_BSH1 = total_BSH1 + (sink_H.unsqueeze(-1) - largest_BSH1).exp()
-    if far_BSHK is not None:
+    if chosen_BSKC is not None and far_BSHK is not None:
         far_BSHK = far_BSHK.sub_(largest_BSH1).exp_()
         total_BSH1 = total_BSH1 + far_BSHK.sum(-1, keepdim=True)
         out_BSHC = out_BSHC + at_least_fp32(far_BSHK.to(chosen_BSKC.dtype) @ chosen_BSKC)
