@@ -46,8 +46,8 @@ def test_formats_shapes_and_bytes_of_quantised_tensors(tmp_path, model):
         "routed experts", 32, (32, 32), "packed fp4", 32 * 1024, 32 * (512 + 32))  # fmt: skip
     # Attention's wq_b is 64 x 16: two tiles.
     assert rows["layers.*.attn.wq_b.weight"] == ("attention", 8, (64, 16), "fp8 tiles", 8 * 1024, 8 * (1024 + 2))
-    assert rows["embed.weight"] == ("embedding", 1, (64, 32), "BF16", 2048, 4096)
-    tables = [group for group in report.groups if group.component == "Engram tables"]
+    assert rows["embed.weight"] == ("token embedding", 1, (64, 32), "BF16", 2048, 4096)
+    tables = [group for group in report.groups if group.component == "Engram rows"]
     assert [(group.shape, group.format, group.n_bytes) for group in tables] == [
         ((156, 32), "fp8 rows", 156 * 33), ((304, 32), "fp8 rows", 304 * 33)]  # fmt: skip
 
@@ -55,10 +55,10 @@ def test_formats_shapes_and_bytes_of_quantised_tensors(tmp_path, model):
 def test_every_tensor_of_the_model_has_a_component(tmp_path, model):
     components = inspect(save(model, tmp_path / "model")).components()
     assert list(components) == [
-        "embedding", "Engram tables", "Engram projections", "attention", "compressors", "indexers", "gates",
-        "routed experts", "shared experts", "hyper-connections", "norms", "output head"]  # fmt: skip
-    assert components["gates"][0] == 8 * (4 * 32 + 4 + 4)
-    assert components["compressors"][0] == 2 * (32 * 32 + 32) + 32 * 32  # only ratio 2 has a gate
+        "token embedding", "Engram rows", "Engram projections", "attention", "compressor", "indexer", "router",
+        "routed experts", "shared expert", "hyper-connections", "norms", "output head"]  # fmt: skip
+    assert components["router"][0] == 8 * (4 * 32 + 4 + 4)
+    assert components["compressor"][0] == 2 * (32 * 32 + 32) + 32 * 32  # only ratio 2 has a gate
     assert components["norms"][0] == 32 + 8 * 2 * 32
 
 
@@ -85,7 +85,7 @@ def test_the_command_prints_tables_or_json(tmp_path, model, capsys):
     run(str(folder), "--json")
     content = json.loads(capsys.readouterr().out)
     assert content["parameters"] == report.n_parameters
-    assert content["components"]["gates"] == {"parameters": 1088, "bytes": 2176}
+    assert content["components"]["router"] == {"parameters": 1088, "bytes": 2176}
     assert content["config"] == model.config.to_dict()
     assert {row["format"] for row in content["tensors"]} == {"BF16", "fp8 tiles", "packed fp4", "fp8 rows"}
 

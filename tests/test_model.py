@@ -66,7 +66,7 @@ def test_too_little_memory_is_said_before_anything_is_allocated(monkeypatch):
 
 def test_memory_that_is_not_known_refuses_nothing(monkeypatch):
     monkeypatch.setattr(memory, "available_bytes", lambda device: None)
-    Model(NANO)
+    assert Model(NANO).device.type == "cpu"
 
 
 def test_a_model_on_the_meta_device_holds_shapes_alone():
@@ -117,7 +117,7 @@ def test_building_a_model_does_not_load_the_compiler():
         "import sys; from tinyds41 import Config; from tinyds41.model.transformer import Model;"
         "Model(Config.preset('nano')); sys.exit('torch._dynamo' in sys.modules)")
     root = Path(__file__).parents[1]
-    subprocess.run([sys.executable, "-c", code], cwd=root, check=True)
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
 
 
 # ---- seeds ----

@@ -71,6 +71,20 @@ def test_a_text_too_short_for_one_sequence_is_refused(tmp_path):
         tour(TourOptions(steps=1, text=str(tmp_path / "short.txt"), out=tmp_path / "out"), say=print)
 
 
+def test_a_text_whose_held_out_part_is_too_short_is_refused_before_training(tmp_path):
+    """The last tenth of 150 lines has no sequence of 256 tokens, the rest has."""
+    (tmp_path / "short.txt").write_text("A line of a few words, no more.\n" * 150)
+    lines: list[str] = []
+    with pytest.raises(ValueError, match="too short for a sequence of length 256"):
+        tour(TourOptions(steps=1, text=str(tmp_path / "short.txt"), out=tmp_path / "out"), say=lines.append)
+    assert not lines
+
+
+def test_a_device_that_is_not_there_is_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match="device 'abacus' cannot be used"):
+        tour(TourOptions(steps=1, device="abacus", out=tmp_path / "out"), say=print)
+
+
 def test_a_report_escapes_what_html_would_read_as_markup(tmp_path):
     report = Report("a < b", tmp_path)
     report.say("<script>alert(1)</script>")

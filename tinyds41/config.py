@@ -104,7 +104,10 @@ class Config:
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Config:
-        """One of `preset_names()`: nano (tests), toy (lessons), small (benchmarks), flash (released)."""
+        """A preset: nano (tests), toy (lessons), small (benchmarks) or flash (as released).
+
+        Raises: ValueError naming the presets, or a field of `changes`.
+        """
         if name not in preset_names():
             raise ValueError(f"unknown preset {name!r}: the presets are {', '.join(preset_names())}")
         text = (resources.files("tinyds41") / "presets" / f"{name}.json").read_text(encoding="utf-8")
@@ -128,7 +131,10 @@ class Config:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Config:
-        """A config from released fields, nested in `text_config` or flat; what we do not use is kept."""
+        """A config from released fields, nested in `text_config` or flat.
+
+        What we do not use is kept.
+        """
         if not isinstance(content, Mapping):
             raise ValueError(f"a config is a JSON object, got {type(content).__name__}")
         nested = isinstance(content.get("text_config"), Mapping)
@@ -145,7 +151,10 @@ class Config:
         return cls(**known, extra=extra)
 
     def to_dict(self) -> dict[str, Any]:
-        """The file content this config came from, with our fields; `from_dict` of it gives an equal config."""
+        """The file content this config came from, with our fields.
+
+        `from_dict` of it gives an equal config.
+        """
         text = {name: _plain(getattr(self, name)) for name in _fields()}
         text |= self.extra.get("text", {})
         outer = self.extra.get("outer")

@@ -25,7 +25,10 @@ _ONLY = {"num_key_value_heads": 1, "n_shared_experts": 1, "scoring_func": "sqrts
 
 
 def check_config(config: Config) -> None:
-    """Every rule but those of the schedule (`plan.check_schedule`). Raises ValueError naming field and value."""
+    """Every rule but those of the schedule (`plan.check_schedule`).
+
+    Raises ValueError naming field and value.
+    """
     _check_kinds(config)
     _check_sizes(config)
     _check_widths(config)
@@ -59,7 +62,7 @@ _KINDS = {
 
 
 def _check_kinds(config: Config) -> None:
-    """Each value is what its field declares, so that no rule below stumbles over a text or a missing number."""
+    """Each value is what its field declares, so that no rule below stumbles over a text or None."""
     for field in dataclasses.fields(config):
         declared, _, optional = str(field.type).partition(" | ")
         value = getattr(config, field.name)

@@ -17,7 +17,7 @@ ELEMENTS = {"e4m3": E4M3, "e2m1": E2M1}
 
 
 def block_scales(blocks: Tensor, largest: float, floor: float, scale: str) -> Tensor:
-    """One fp32 scale per block (last axis, kept as 1), already rounded to what its byte can hold.
+    """One fp32 scale per block (last axis, kept as 1), rounded to what its byte can hold.
 
     A block with a NaN or an infinity gets a non-finite scale, and with it only NaN values.
     """
@@ -34,7 +34,9 @@ def block_scales(blocks: Tensor, largest: float, floor: float, scale: str) -> Te
 
 
 def round_to_grid_(x: Tensor, mantissa_bits: int, min_exponent: int) -> Tensor:
-    """Round fp32 in place to the nearest value of a small float, ties to even; zero keeps its sign.
+    """Round fp32 in place to the nearest value of a small float, ties to even.
+
+    Zero keeps its sign.
 
     step = 2^(max(floor(log2 |x|), min_exponent) - mantissa_bits);  x = round(x / step) * step
     Every step is a power of two, so only the rounding itself loses bits.
@@ -45,17 +47,26 @@ def round_to_grid_(x: Tensor, mantissa_bits: int, min_exponent: int) -> Tensor:
 
 
 def to_e4m3_bytes(values: Tensor) -> Tensor:
-    """E4M3 codes of fp32 values that are already on the grid: the cast rounds and clamps nothing."""
+    """E4M3 codes of fp32 values that are already on the grid.
+
+    The cast rounds and clamps nothing.
+    """
     return values.to(torch.float8_e4m3fn).view(torch.uint8)
 
 
 def to_exponent_bytes(scales: Tensor) -> Tensor:
-    """UE8M0 bytes of powers of two: the exponent field alone; infinity becomes 255, the NaN of UE8M0."""
+    """UE8M0 bytes of powers of two: the exponent field alone.
+
+    Infinity becomes 255, the NaN of UE8M0.
+    """
     return (scales.view(torch.int32) >> MANTISSA_BITS).to(torch.uint8)
 
 
 def pack_nibbles(values: Tensor) -> Tensor:
-    """Two E2M1 codes a byte from fp32 grid values, even channel low. Shapes: [..., W] -> uint8 [..., W/2]."""
+    """Two E2M1 codes a byte from fp32 grid values, even channel low.
+
+    Shapes: [..., W] -> uint8 [..., W/2].
+    """
     # Divided by 2^6, the E2M1 grid is a part of E4M3's: E4M3 bits s0eemm00 hold the E2M1 code s eem.
     bytes_ = to_e4m3_bytes(values * 2.0**-6)
     codes = ((bytes_ >> 2) & 0b0111) | ((bytes_ >> 4) & 0b1000)

@@ -68,7 +68,9 @@ class Format:
         return _StraightThrough.apply(x, self) if x.requires_grad else self._rounded(x)
 
     def encode(self, x: Tensor) -> Tensor:
-        """Packed bytes of each row: codes first, low nibble = even channel, then scales in block order.
+        """Packed bytes of each row.
+
+        Codes first, low nibble = even channel, then scales in block order.
 
         Shapes: x [..., width], any float dtype -> uint8 [..., row_bytes(width)].
         """
@@ -94,7 +96,10 @@ class Format:
         return codes, to_e4m3_bytes(scales) if self.scale == "e4m3" else to_exponent_bytes(scales)
 
     def from_codes(self, codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The inverse of `to_codes`. Shapes: [..., code bytes], [..., blocks] uint8 -> dtype [..., width]."""
+        """The inverse of `to_codes`.
+
+        Shapes: [..., code bytes], [..., blocks] uint8 -> dtype [..., width].
+        """
         values = unpack_nibbles(codes) if self.element == "e2m1" else from_e4m3_bytes(codes)
         scales = from_e4m3_bytes(scales) if self.scale == "e4m3" else from_exponent_bytes(scales)
         blocks = values.unflatten(-1, (scales.shape[-1], self.block))
@@ -135,7 +140,9 @@ ENGRAM = Format("engram", "e4m3", 32, "ue8m0")
 
 
 class Rows:
-    """One store of rows, packed or plain, read by entry number: only the rows asked for are decoded.
+    """One store of rows, packed or plain, read by entry number.
+
+    Only the rows asked for are decoded.
 
     Shapes: data uint8 [B, T, row_bytes] with a format and a width, or floats [B, T, C] without; `shape` is
     (B, T, C) in both cases. Plain rows are differentiable.
@@ -201,7 +208,10 @@ class Rows:
 
 
 def flat_rows(data: Tensor) -> tuple[Tensor, int]:
-    """A view of data [B, T, C] as flat rows, and the flat distance between batch rows; copies only at need."""
+    """A view of data [B, T, C] as flat rows, and the flat distance between batch rows.
+
+    Copies only at need.
+    """
     batch, entries, width = data.shape
     step = data.stride(0)
     # A narrowed store keeps its capacity's stride: read around the gap instead of copying the whole store.

@@ -23,13 +23,14 @@ def at_least_fp32(x: Tensor) -> Tensor:
 def hyper_coefficients(
     streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, *, n_iters: int, eps: float, norm_eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """pre [B,S,N], post [B,S,N] and the doubly normalised comb [B,S,N,N] (source, target) of one sub-layer.
+    """pre, post and the doubly normalised comb of one sub-layer, from the streams before it.
 
-    Shapes: streams [B,S,N,D], fn [(2+N)N, N*D], scale [3], base [(2+N)N]. At least fp32. Source: spec 7.
+    Shapes: streams [B,S,N,D], fn [(2+N)N, N*D], scale [3], base [(2+N)N] -> pre [B,S,N], post [B,S,N],
+        comb [B,S,N,N] (source, target), in at least fp32. Source: spec 7.
     """
     n_streams = streams.shape[2]
-    flat_TX = at_least_fp32(streams).flatten(0, 1).flatten(1)
-    t_BSX = _NormedLinear.apply(flat_TX, at_least_fp32(fn), norm_eps).unflatten(0, streams.shape[:2])
+    flat_nX = at_least_fp32(streams).flatten(0, 1).flatten(1)
+    t_BSX = _NormedLinear.apply(flat_nX, at_least_fp32(fn), norm_eps).unflatten(0, streams.shape[:2])
     scale, base = at_least_fp32(scale), at_least_fp32(base)
     t_pre, t_post, t_comb = t_BSX.split([n_streams, n_streams, n_streams**2], -1)
     b_pre, b_post, b_comb = base.split([n_streams, n_streams, n_streams**2])
@@ -40,16 +41,21 @@ def hyper_coefficients(
 
 
 def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The tensors [T, ...] cut alike along their tokens, on a CPU into what a cache holds of the first one."""
+    """The tensors [n, ...] cut alike along their tokens.
+
+    On a CPU a piece is what a cache holds of the first tensor.
+    """
     first = tensors[0]
     tokens = max(1, PIECE // max(1, first[0].numel())) if first.device.type == "cpu" else max(1, first.shape[0])
     return zip(*(tensor.split(tokens) for tensor in tensors), strict=True)
 
 
 class _NormedLinear(torch.autograd.Function):
-    """fn (x / rms(x)), computed as (fn x) / rms(x): no normalised copy of the streams, forward or backward.
+    """fn (x / rms(x)), computed as (fn x) / rms(x).
 
-    Shapes: x [T,X], fn [Y,X] -> [T,Y].
+    No normalised copy of the streams, forward or backward.
+
+    Shapes: x [n,X], fn [Y,X] -> [n,Y].
     """
 
     @staticmethod
@@ -86,33 +92,35 @@ def hyper_step(streams: Tensor, y: Tensor, post: Tensor, comb: Tensor, mix: Tens
     Shapes: streams [B,S,N,D], y [B,S,D], comb [B,S,N,N] (source, target). Source: spec 7.
     """
     flat = (at_least_fp32(x).flatten(0, 1) for x in (streams, y, post, comb, mix))
-    new_TND, u_TD = _HyperStep.apply(*flat)
-    return new_TND.view(streams.shape).to(streams.dtype), u_TD.view(y.shape).to(streams.dtype)
+    new_nND, u_nD = _HyperStep.apply(*flat)
+    return new_nND.view(streams.shape).to(streams.dtype), u_nD.view(y.shape).to(streams.dtype)
 
 
 class _HyperStep(torch.autograd.Function):
-    """The step as one product per token, [comb^T | post] [X; y], with a backward pass of the same kind.
+    """The step as one product per token, [comb^T | post] [X; y].
+
+    Its backward pass is of the same kind.
 
     Autograd's own backward pass would expand y and u to every stream.
-    Shapes: streams [T,N,D], y [T,D], post and mix [T,N], comb [T,N,N] (source, target) -> [T,N,D], [T,D].
+    Shapes: streams [n,N,D], y [n,D], post and mix [n,N], comb [n,N,N] (source, target) -> [n,N,D], [n,D].
     """
 
     @staticmethod
     def forward(ctx: Any, streams: Tensor, y: Tensor, post: Tensor, comb: Tensor, mix: Tensor) -> tuple:
         new, u = torch.empty_like(streams, memory_format=torch.contiguous_format), torch.empty_like(y)
-        factors_TNM = torch.cat([comb.mT, post.unsqueeze(-1)], -1)
-        for x, add, factor, weight, out, row in pieces(streams, y, factors_TNM, mix, new, u):
+        factors_nNM = torch.cat([comb.mT, post.unsqueeze(-1)], -1)
+        for x, add, factor, weight, out, row in pieces(streams, y, factors_nNM, mix, new, u):
             torch.bmm(factor, torch.cat([x, add.unsqueeze(1)], 1), out=out)
             torch.bmm(weight.unsqueeze(1), out, out=row.unsqueeze(1))
-        ctx.save_for_backward(streams, y, factors_TNM, mix, new)
+        ctx.save_for_backward(streams, y, factors_nNM, mix, new)
         return new, u
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple:
-        streams, y, factors_TNM, mix, new = ctx.saved_tensors
+        streams, y, factors_nNM, mix, new = ctx.saved_tensors
         to_x, to_y = torch.empty_like(streams, memory_format=torch.contiguous_format), torch.empty_like(y)
-        to_factors, to_mix = torch.empty_like(factors_TNM), torch.empty_like(mix)
-        inputs, outputs = (streams, y, factors_TNM, mix, new, *grads), (to_x, to_y, to_factors, to_mix)
+        to_factors, to_mix = torch.empty_like(factors_nNM), torch.empty_like(mix)
+        inputs, outputs = (streams, y, factors_nNM, mix, new, *grads), (to_x, to_y, to_factors, to_mix)
         for piece in pieces(*inputs, *outputs):
             _step_gradients(*piece)
         to_comb, to_post = to_factors.split([mix.shape[1], 1], -1)
@@ -124,13 +132,13 @@ def _step_gradients(x, y, factor, mix, new, to_new, to_u, to_x, to_y, to_factor,
 
     The new streams receive to_new + mix to_u. Its second part stays a product: no array of the streams' size.
     """
-    mix_TN1, u_T1D = mix.unsqueeze(-1), to_u.unsqueeze(1)
-    inputs_TMD = torch.cat([x, y.unsqueeze(1)], 1)
-    to_inputs_TMD = factor.mT.contiguous() @ to_new
-    to_inputs_TMD.addcmul_(factor.mT @ mix_TN1, u_T1D)
-    to_x.copy_(to_inputs_TMD[:, :-1])
-    to_y.copy_(to_inputs_TMD[:, -1])
-    torch.bmm(to_new, inputs_TMD.mT, out=to_factor)
+    mix_nN1, u_n1D = mix.unsqueeze(-1), to_u.unsqueeze(1)
+    inputs_nMD = torch.cat([x, y.unsqueeze(1)], 1)
+    to_inputs_nMD = factor.mT.contiguous() @ to_new
+    to_inputs_nMD.addcmul_(factor.mT @ mix_nN1, u_n1D)
+    to_x.copy_(to_inputs_nMD[:, :-1])
+    to_y.copy_(to_inputs_nMD[:, -1])
+    torch.bmm(to_new, inputs_nMD.mT, out=to_factor)
     # Row vectors on the left: the same dot products as matrix times column take eight times as long here.
-    to_factor.addcmul_(mix_TN1, u_T1D @ inputs_TMD.mT)
-    torch.bmm(u_T1D, new.mT, out=to_mix.unsqueeze(1))
+    to_factor.addcmul_(mix_nN1, u_n1D @ inputs_nMD.mT)
+    torch.bmm(u_n1D, new.mT, out=to_mix.unsqueeze(1))

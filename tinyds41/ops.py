@@ -1,6 +1,6 @@
 """The hot functions in plain PyTorch: the one place where attention and selection are computed fast.
 
-`kernels/` mirrors these signatures; `reference.py` is the slow definition that both are tested against.
+A faster backend mirrors these signatures (`Ops`); `reference.py` is the slow definition that all are tested against.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ SHARED = 1 << 22
 
 
 def select_top(scores: Tensor, k: int) -> Tensor:
-    """The k best by (score, lower index), ascending by index; -1 where fewer than k are above -inf.
+    """The k best by (score, lower index), ascending by index.
+
+    -1 where fewer than k are above -inf.
 
     Shapes: scores [..., T] -> int64 [..., k].
     Source: spec 4.4. The only top-k of the project: bare `topk` breaks ties at random.
@@ -47,13 +49,13 @@ def select_top(scores: Tensor, k: int) -> Tensor:
     return _ascending(index, scores.gather(-1, index))
 
 
-def _lowest_of_ties(scores_NT: Tensor, border_N1: Tensor, k: int) -> Tensor:
+def _lowest_of_ties(scores_nT: Tensor, border_n1: Tensor, k: int) -> Tensor:
     """Everything above the border, filled up with the lowest entries equal to it."""
-    above_NT = scores_NT > border_N1
-    equal_NT = scores_NT == border_N1
-    room_N1 = k - above_NT.sum(-1, keepdim=True)
-    keep_NT = above_NT | (equal_NT & (equal_NT.cumsum(-1) <= room_N1))
-    return keep_NT.nonzero()[:, 1].view(-1, k)
+    above_nT = scores_nT > border_n1
+    equal_nT = scores_nT == border_n1
+    room_n1 = k - above_nT.sum(-1, keepdim=True)
+    keep_nT = above_nT | (equal_nT & (equal_nT.cumsum(-1) <= room_n1))
+    return keep_nT.nonzero()[:, 1].view(-1, k)
 
 
 def _ascending(index: Tensor, scores: Tensor) -> Tensor:
@@ -64,7 +66,10 @@ def _ascending(index: Tensor, scores: Tensor) -> Tensor:
 
 
 def index_scores(q_BSIJ: Tensor, weight_BSI: Tensor, keys_BTJ: Tensor) -> Tensor:
-    """score(p, j) = sum_i w_i I^-1/2 J^-1/2 relu(q_i . k_j). Shapes: -> [B,S,T]. Source: spec 4.4."""
+    """score(p, j) = sum_i w_i I^-1/2 J^-1/2 relu(q_i . k_j).
+
+    Shapes: -> [B,S,T]. Source: spec 4.4.
+    """
     n_heads, width = q_BSIJ.shape[-2:]
     dots_BSIT = (q_BSIJ.flatten(1, 2) @ keys_BTJ.mT).unflatten(1, q_BSIJ.shape[1:3]).relu_()
     weight_BS1I = (at_least_fp32(weight_BSI) * (n_heads * width) ** -0.5).unsqueeze(2)
@@ -157,7 +162,9 @@ def _visible_scores(q_BSIJ: Tensor, weight_BSI: Tensor, keys: Rows, first_BS: Te
 
 
 def _pool_entries(pool_BSP: Tensor, last_BS: Tensor, block_size: int) -> Tensor:
-    """Blocks to the visible entries inside them, -1 for the others. Shapes: [B,S,P] -> [B,S,P*block_size].
+    """Blocks to the visible entries inside them, -1 for the others.
+
+    Shapes: [B,S,P] -> [B,S,P*block_size].
 
     A pool holds blocks of the query's own document, so only the newest block can reach beyond what is visible.
     """
@@ -176,7 +183,9 @@ def _pooled_scores(q_BSIJ: Tensor, weight_BSI: Tensor, keys: Rows, index_BSP: Te
 
 
 def pool_blocks(scores_BST: Tensor, last_BS: Tensor, n_blocks: int, block_size: int) -> Tensor:
-    """The best blocks by their best visible entry; the newest visible block is always among them.
+    """The best blocks by their best visible entry.
+
+    The newest visible block is always among them.
 
     Shapes: scores [B,S,T] with -inf where invisible -> block numbers [B,S,n_blocks], -1 = none. Source: spec 4.5.
     """
@@ -204,7 +213,9 @@ class Window:
 
 
 def attend(q: Tensor, window: Window, selection: Selection | None, sink: Tensor) -> Tensor:
-    """o_h = sum_i e^{s_i} v_i / (e^{sink_h} + sum_i e^{s_i}) over window and selected rows, K = V.
+    """o_h = sum_i e^{s_i} v_i / (e^{sink_h} + sum_i e^{s_i}) over window and selected rows.
+
+    Keys and values are the same rows, K = V.
 
     Shapes: q [B,S,H,C], sink [H] -> [B,S,H,C]; a query with nothing to see gives zeros. Source: spec 4.7.
     """
@@ -220,50 +231,53 @@ def attend(q: Tensor, window: Window, selection: Selection | None, sink: Tensor)
         stop = start + q_BSHC.shape[1]
         begin = max(0, past + start - window.size + 1)
         first_BS = window.first[:, start:stop] - begin
-        band_BNKC, hidden_BSK = _bands(rows_BTC[:, begin : past + stop], first_BS, window.size)
+        band_BbwC, hidden_BSw = _bands(rows_BTC[:, begin : past + stop], first_BS, window.size)
         absent_BSK = None if selection is None else selection.index[:, start:stop] < 0
-        outputs.append(_attend_chunk(q_BSHC, band_BNKC, hidden_BSK, chosen_BSKC, absent_BSK, sink))
+        outputs.append(_attend_chunk(q_BSHC, band_BbwC, hidden_BSw, chosen_BSKC, absent_BSK, sink))
         start = stop
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
 
 def _bands(rows_BTC: Tensor, first_BS: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Cuts the window rows into one band of keys per block of queries, and says which keys are hidden.
+    """One band of window rows per block of queries, and which of its keys are hidden.
 
-    Shapes: -> band [B,N,K,C] for N blocks of ceil(S/N) queries, hidden [B,S,K] (bool).
+    Shapes: -> band [B,b,w,C] for b blocks of ceil(S/b) queries, hidden [B,S,w] (bool).
     """
     n_queries = first_BS.shape[1]
     block = min(size, n_queries)
     n_bands = -(-n_queries // block)
     past = rows_BTC.shape[1] - n_queries
     if n_bands == 1:
-        band_BNKC, offset = rows_BTC.unsqueeze(1), torch.zeros(1, dtype=torch.long, device=rows_BTC.device)
+        band_BbwC, offset = rows_BTC.unsqueeze(1), torch.zeros(1, dtype=torch.long, device=rows_BTC.device)
     else:
         # Blocks of `size` rows: a query block sees its own and the one before it.
         rows_BTC = F.pad(rows_BTC, (0, 0, size - past, n_bands * size - n_queries))
-        blocks_BNKC = rows_BTC.unflatten(1, (n_bands + 1, size))
-        band_BNKC = torch.cat([blocks_BNKC[:, :-1], blocks_BNKC[:, 1:]], 2)
+        blocks_BbwC = rows_BTC.unflatten(1, (n_bands + 1, size))
+        band_BbwC = torch.cat([blocks_BbwC[:, :-1], blocks_BbwC[:, 1:]], 2)
         offset = torch.arange(n_bands, device=rows_BTC.device) * size - size + past
     query = torch.arange(n_queries, device=rows_BTC.device)
-    row_SK = offset[query // block].unsqueeze(-1) + torch.arange(band_BNKC.shape[2], device=rows_BTC.device)
-    hidden_BSK = (row_SK < first_BS.unsqueeze(-1)) | (row_SK > (past + query).unsqueeze(-1))
-    return band_BNKC, hidden_BSK
+    row_Sw = offset[query // block].unsqueeze(-1) + torch.arange(band_BbwC.shape[2], device=rows_BTC.device)
+    hidden_BSw = (row_Sw < first_BS.unsqueeze(-1)) | (row_Sw > (past + query).unsqueeze(-1))
+    return band_BbwC, hidden_BSw
 
 
-def _attend_chunk(q_BSHC, band_BNKC, hidden_BSK, chosen_BSKC, absent_BSK, sink) -> Tensor:
-    """The sums of `attend` for some queries, window and selection side by side: nothing is copied into one array."""
+def _attend_chunk(q_BSHC, band_BbwC, hidden_BSw, chosen_BSKC, absent_BSK, sink) -> Tensor:
+    """The sums of `attend` for some queries, window and selection side by side.
+
+    Nothing is copied into one array.
+    """
     n_queries, width = q_BSHC.shape[1], q_BSHC.shape[-1]
-    n_bands = band_BNKC.shape[1]
-    block = n_queries if n_bands == 1 else band_BNKC.shape[2] // 2
+    n_bands = band_BbwC.shape[1]
+    block = n_queries if n_bands == 1 else band_BbwC.shape[2] // 2
     spare = n_bands * block - n_queries  # the last block may be partly empty
     # s_i = q_h . v_i / sqrt(C), with the root taken from the few queries instead of the many scores
     q_BSHC = q_BSHC * width**-0.5
     q_BSHC = F.pad(q_BSHC, (0, 0, 0, 0, 0, spare)) if spare else q_BSHC
-    hidden_BSK = F.pad(hidden_BSK, (0, 0, 0, spare), value=True) if spare else hidden_BSK
-    q_BNXC = q_BSHC.unflatten(1, (n_bands, block)).flatten(2, 3)
-    near_BNXK = at_least_fp32(q_BNXC @ band_BNKC.mT)
+    hidden_BSw = F.pad(hidden_BSw, (0, 0, 0, spare), value=True) if spare else hidden_BSw
+    q_BbXC = q_BSHC.unflatten(1, (n_bands, block)).flatten(2, 3)
+    near_BbXw = at_least_fp32(q_BbXC @ band_BbwC.mT)
     # masked_fill, not its in-place form: writing into a view makes autograd copy the whole array.
-    near_BSHK = near_BNXK.view(*q_BSHC.shape[:3], -1).masked_fill(hidden_BSK.unsqueeze(2), -torch.inf)
+    near_BSHw = near_BbXw.view(*q_BSHC.shape[:3], -1).masked_fill(hidden_BSw.unsqueeze(2), -torch.inf)
     sink_H, q_BSHC = at_least_fp32(sink), q_BSHC[:, :n_queries] if spare else q_BSHC
     far_BSHK = None
     if chosen_BSKC is not None:
@@ -271,16 +285,16 @@ def _attend_chunk(q_BSHC, band_BNKC, hidden_BSK, chosen_BSKC, absent_BSK, sink) 
 
     # o_h = sum_i e^{s_i} v_i / (e^{sink_h} + sum_i e^{s_i}); the largest exponent cancels and carries no gradient.
     with torch.no_grad():
-        largest_BSH1 = torch.maximum(near_BSHK.amax(-1), sink_H).unsqueeze(-1)
+        largest_BSH1 = torch.maximum(near_BSHw.amax(-1), sink_H).unsqueeze(-1)
         if far_BSHK is not None:
             largest_BSH1[:, :n_queries] = torch.maximum(largest_BSH1[:, :n_queries], far_BSHK.amax(-1, keepdim=True))
-    near_BSHK = near_BSHK.sub_(largest_BSH1).exp_()
-    out_BNXC = near_BSHK.view(near_BNXK.shape).to(band_BNKC.dtype) @ band_BNKC
-    out_BSHC, total_BSH1 = at_least_fp32(out_BNXC.view(*near_BSHK.shape[:3], width)), near_BSHK.sum(-1, keepdim=True)
+    near_BSHw = near_BSHw.sub_(largest_BSH1).exp_()
+    out_BbXC = near_BSHw.view(near_BbXw.shape).to(band_BbwC.dtype) @ band_BbwC
+    out_BSHC, total_BSH1 = at_least_fp32(out_BbXC.view(*near_BSHw.shape[:3], width)), near_BSHw.sum(-1, keepdim=True)
     if spare:
         out_BSHC, total_BSH1, largest_BSH1 = (x[:, :n_queries] for x in (out_BSHC, total_BSH1, largest_BSH1))
     total_BSH1 = total_BSH1 + (sink_H.unsqueeze(-1) - largest_BSH1).exp()
-    if far_BSHK is not None:
+    if chosen_BSKC is not None and far_BSHK is not None:
         far_BSHK = far_BSHK.sub_(largest_BSH1).exp_()
         total_BSH1 = total_BSH1 + far_BSHK.sum(-1, keepdim=True)
         out_BSHC = out_BSHC + at_least_fp32(far_BSHK.to(chosen_BSKC.dtype) @ chosen_BSKC)
@@ -309,7 +323,9 @@ def attention_mass(
 
 
 def experts(x: Tensor, index: Tensor, weight: Tensor, w1: Tensor, w2: Tensor, w3: Tensor, limit: float) -> Tensor:
-    """sum_a weight_a expert_{index_a}(x): tokens sorted by expert, one matrix product per expert and matrix.
+    """sum_a weight_a expert_{index_a}(x).
+
+    Tokens sorted by expert, one matrix product per expert and matrix.
 
     Shapes: x [n,D], index and weight [n,A], w1 and w3 [E,F,D], w2 [E,D,F] -> [n,D] in at least fp32. Source: spec 8.
     """
@@ -317,14 +333,14 @@ def experts(x: Tensor, index: Tensor, weight: Tensor, w1: Tensor, w2: Tensor, w3
     order = index.flatten().argsort(stable=True)
     token = order // n_active
     counts = torch.bincount(index.flatten(), minlength=w1.shape[0]).tolist()
-    sorted_ND = x.index_select(0, token)
+    sorted_nD = x.index_select(0, token)
     outputs = [
-        swiglu(part, w1[e], w2[e], w3[e], limit) for e, part in enumerate(sorted_ND.split(counts)) if part.shape[0]
+        swiglu(part, w1[e], w2[e], w3[e], limit) for e, part in enumerate(sorted_nD.split(counts)) if part.shape[0]
     ]
-    weighted_ND = at_least_fp32(torch.cat(outputs)) * weight.flatten()[order].unsqueeze(-1)
+    weighted_nD = at_least_fp32(torch.cat(outputs)) * weight.flatten()[order].unsqueeze(-1)
     # Back to token order, then a sum over the A experts of a token: no atomics, the same sum on every run.
     back = torch.empty_like(order).index_put_((order,), torch.arange(order.shape[0], device=order.device))
-    return weighted_ND.index_select(0, back).unflatten(0, (-1, n_active)).sum(1)
+    return weighted_nD.index_select(0, back).unflatten(0, (-1, n_active)).sum(1)
 
 
 def swiglu(x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor, limit: float) -> Tensor:
@@ -336,7 +352,10 @@ def swiglu(x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor, limit: float) -> Tenso
 
 @dataclass(frozen=True)
 class Ops:
-    """The functions a model runs on; a faster backend passes its own. The choice is an argument, never a global."""
+    """The functions a model runs on; a faster backend passes its own.
+
+    The choice is an argument, never a global.
+    """
 
     attend: Callable[..., Tensor] = attend
     score_and_select: Callable[..., tuple[Tensor, Tensor | None]] = score_and_select

@@ -77,7 +77,10 @@ class Plan(Sequence):
 
 
 def derive_plan(config: Config) -> Plan:
-    """The plan of a checked config. Raises ValueError where the schedule contradicts itself (`check_schedule`)."""
+    """The plan of a checked config.
+
+    Raises ValueError where the schedule contradicts itself (`check_schedule`).
+    """
     check_schedule(config)
     boundary = _boundary(config)
     layers = tuple(_derive_layer(config, layer, boundary) for layer in range(config.num_hidden_layers))
@@ -117,7 +120,10 @@ def _index_source(config: Config, layer: int, kv_source: int | None) -> int | No
 
 
 def _boundary(config: Config) -> int | None:
-    """The last kv source of ratio 1: its entries come from the encoder's output for every token (spec 5)."""
+    """The last kv source of ratio 1.
+
+    Its entries come from the encoder's output for every token (spec 5).
+    """
     return max((s for s in config.kv_source_layer_ids if config.compress_ratios[s] == 1), default=None)
 
 

@@ -46,7 +46,10 @@ Record = dict[Any, Any]  # every intermediate by name
 
 
 def attention(config: Config, plan: LayerPlan, x: Tensor, w: Get, record: Record) -> Tensor:
-    """Softmax over the window and the selected global entries of the layer's source. x [B,S,D], already normed."""
+    """Softmax over the window and the selected global entries of the layer's source.
+
+    x [B,S,D], already normed.
+    """
     eps, batch, n = config.rms_norm_eps, *x.shape[:2]
     positions, freq = torch.arange(n, device=x.device), inv_freq(config, plan.ratio)
     latent_BSQ = rms_norm(x @ w("attn.wq_a.weight").T, w("attn.q_norm.weight"), eps)
@@ -68,7 +71,10 @@ def attention(config: Config, plan: LayerPlan, x: Tensor, w: Get, record: Record
 
 
 def write_globals(config: Config, plan: LayerPlan, x: Tensor, w: Get, record: Record) -> None:
-    """A FULL layer's compressed entries and index keys, one per finished group, at the group's first position."""
+    """A FULL layer's compressed entries and index keys, one per finished group.
+
+    Both stand at the group's first position.
+    """
     eps, ratio, freq = config.rms_norm_eps, plan.ratio, inv_freq(config, plan.ratio)
     c_BSC = x @ w("attn.compressor.wkv.weight").T
     z_BSC = x @ w("attn.compressor.wgate.weight").T if ratio > 1 else None
@@ -81,7 +87,7 @@ def write_globals(config: Config, plan: LayerPlan, x: Tensor, w: Get, record: Re
 
 
 def select_entries(config: Config, plan: LayerPlan, x: Tensor, latent: Tensor, w: Get, record: Record) -> None:
-    """A FULL or REINDEX layer's choice among the visible entries of its source, inside the pool where one rules."""
+    """A FULL or REINDEX layer's choice among the visible entries of its source, or of its pool."""
     name, keys = f"layers.{plan.layer}", record[f"layers.{plan.kv_source}.keys"]
     positions, freq = torch.arange(x.shape[1], device=x.device), inv_freq(config, plan.ratio)
     q_BSIJ = (latent @ w("attn.indexer.wq_b.weight").T).unflatten(-1, (-1, config.index_head_dim))
@@ -104,7 +110,10 @@ def cached(config: Config, form: formats.Format, x: Tensor) -> Tensor:
 
 
 def experts(config: Config, x: Tensor, index: Tensor, weight: Tensor, w: Get) -> Tensor:
-    """Σ weight · expert(x) over the chosen experts, one expert after the other. x [B,S,D], index and weight [B,S,A]."""
+    """Σ weight · expert(x) over the chosen experts, one expert after the other.
+
+    x [B,S,D], index and weight [B,S,A].
+    """
     total = torch.zeros_like(x)
     for e in range(config.n_routed_experts):
         row, position, slot = (index == e).nonzero(as_tuple=True)
@@ -135,7 +144,10 @@ def engram_rows(config: Config, ids: Tensor, dead: Tensor, token_map: Tensor | N
 
 
 def engram(config: Config, streams: Tensor, rows: Tensor, dead: Tensor, w: Get) -> Tensor:
-    """X_i += g_i · value, keys and value read from the table rows of each token's n-grams; dead tokens read nothing."""
+    """X_i += g_i · value, keys and value read from the table rows of each token's n-grams.
+
+    Dead tokens read nothing.
+    """
     table_BSGC = w("engram.embed.weight")[rows]  # G: one row per order and head
     if config.quantize_engram:
         table_BSGC = formats.ENGRAM.fake_quant(table_BSGC)
@@ -150,7 +162,10 @@ def engram(config: Config, streams: Tensor, rows: Tensor, dead: Tensor, w: Get) 
 def sub_layer(
     config: Config, streams: Tensor, mix: Tensor, w: Get, site: str, f: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Reads the streams with the previous sub-layer's mix, applies f, writes back: new streams and mix (spec 7)."""
+    """Reads the streams with the previous sub-layer's mix, applies f, writes back.
+
+    Returns the new streams and mix (spec 7).
+    """
     if config.mhc_mode == "residual":
         pre, post, comb = plain_residual(streams)
     else:

@@ -30,14 +30,20 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def inv_freq(config: Config, ratio: int) -> Tensor:
-    """Rotation per position of each channel pair, float64 [R/2]; YaRN only where the layer compresses."""
+    """Rotation per position of each channel pair, float64 [R/2].
+
+    YaRN only where the layer compresses.
+    """
     base, rotary = config.compress_rope_theta if ratio else config.rope_theta, config.qk_rope_head_dim
     freq = base ** (-torch.arange(0, rotary, 2, dtype=torch.float64) / rotary)
     return yarn_inv_freq(freq, base, config.rope_scaling) if ratio and config.rope_scaling else freq
 
 
 def yarn_inv_freq(freq: Tensor, base: float, scaling: Mapping[str, Any]) -> Tensor:
-    """Slow pairs turn `factor` times slower, fast pairs stay as they are, a ramp between. [R/2] -> [R/2]"""
+    """Slow pairs turn `factor` times slower, fast pairs stay as they are, a ramp between.
+
+    [R/2] -> [R/2]
+    """
     low, high = yarn_low_high(2 * len(freq), base, scaling)
     ramp = ((torch.arange(len(freq), dtype=torch.float64) - low) / (high - low or 0.001)).clamp(0, 1)
     return freq / scaling["factor"] * ramp + freq * (1 - ramp)
@@ -75,7 +81,9 @@ def rotate(x: Tensor, positions: Tensor, freq: Tensor, *, inverse: bool = False)
 
 
 def compress(c: Tensor, z: Tensor | None, weight: Tensor, ratio: int, eps: float) -> Tensor:
-    """latent_j = RMSNorm(Σ_t softmax_t(z_t) ⊙ c_t) over the m tokens of group j, softmax per channel (spec 4.2).
+    """latent_j = RMSNorm(Σ_t softmax_t(z_t) ⊙ c_t) over the m tokens of group j (spec 4.2).
+
+    The softmax is per channel.
 
     Shapes: c and z [B,S,C] -> [B, S // m, C]; an unfinished last group yields nothing. Ratio 1 has no gate (z None).
     """
@@ -101,7 +109,10 @@ def index_scores(q: Tensor, w: Tensor, keys: Tensor) -> Tensor:
 
 
 def select_top(scores: Tensor, k: int) -> Tensor:
-    """The k best by (score, lower index), ascending, -1 behind them; -inf is never selected. [..,T] -> [..,k]"""
+    """The k best by (score, lower index), ascending, -1 behind them; -inf is never selected.
+
+    [..,T] -> [..,k]
+    """
     n = scores.shape[-1]
     best, index = (scores + 0.0).sort(dim=-1, descending=True, stable=True)  # + 0.0: -0.0 ties with 0.0
     index = index.masked_fill(best == -math.inf, n)[..., :k].sort(-1).values
@@ -130,7 +141,7 @@ def pool_blocks(scores: Tensor, block_size: int, topk_blocks: int) -> Tensor:
 
 
 def attend(q: Tensor, entries: Tensor, allowed: Tensor, sink: Tensor) -> Tensor:
-    """o_h = Σ_i e^{s_i} v_i / (e^{sink_h} + Σ_i e^{s_i}) with s_i = q_h · v_i / sqrt(C) (spec 4.7).
+    """o_h = Σ_i e^{s_i} v_i / (e^{sink_h} + Σ_i e^{s_i}), s_i = q_h · v_i / sqrt(C) (spec 4.7).
 
     The sink only enlarges the denominator, so a query that is allowed nothing gets zeros.
     Shapes: q [B,S,H,C], entries [B,T,C] (key = value), allowed bool [B,S,T], sink [H] -> [B,S,H,C].
@@ -148,7 +159,10 @@ def attend(q: Tensor, entries: Tensor, allowed: Tensor, sink: Tensor) -> Tensor:
 
 
 def project_out(o: Tensor, wo_a: Tensor, wo_b: Tensor, groups: int) -> Tensor:
-    """Heads in groups, each through its own low-rank matrix, joined by wo_b: [B,S,H,C] -> [B,S,D] (spec 2)."""
+    """Heads in groups, each through its own low-rank matrix, joined by wo_b (spec 2).
+
+    Shapes: [B,S,H,C] -> [B,S,D].
+    """
     o_BSGX = o.flatten(-2).unflatten(-1, (groups, -1))
     low_BSGO = torch.einsum("bsgx,gox->bsgo", o_BSGX, wo_a.unflatten(0, (groups, -1)))
     return low_BSGO.flatten(-2) @ wo_b.T
@@ -165,7 +179,7 @@ def chunks(n: int) -> Iterator[slice]:
 def hyper_coefficients(
     config: Config, streams: Tensor, fn: Tensor, base: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """How a sub-layer reads (pre), writes (post) and mixes (comb) the streams, from the streams before it.
+    """How a sub-layer reads (pre), writes (post) and mixes (comb), from the streams before it.
 
     Shapes: streams [B,S,N,D] -> pre [B,S,N], post [B,S,N], comb [B,S,N,N], first index of comb = source stream.
     """
@@ -205,7 +219,10 @@ def plain_residual(streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def route(config: Config, x: Tensor, gate: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Chosen experts (ascending) and their weights [B,S,A], and all scores [B,S,E]; the bias only steers the choice."""
+    """Chosen experts, their weights, and all scores; the bias only steers the choice.
+
+    Shapes: -> [B,S,A] (ascending), [B,S,A], [B,S,E].
+    """
     scores_BSE = F.softplus(x @ gate.T / config.gate_temp).sqrt()
     index_BSA = select_top(scores_BSE + bias, config.num_experts_per_tok)
     weight_BSA = scores_BSE.gather(-1, index_BSA)
@@ -222,7 +239,9 @@ def expert(x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor, limit: float) -> Tenso
 
 
 def engram_primes(config: Config) -> list[list[int]]:
-    """Rows of each sub-table per Engram layer, order-major then head: primes, none used twice anywhere.
+    """Rows of each sub-table per Engram layer, order-major then head.
+
+    All are primes, none used twice anywhere.
 
     Every order starts its search anew at engram_vocab_size and skips what is used: so the sub-tables of all orders
     and layers take one prime after the other.
@@ -244,7 +263,9 @@ def engram_multipliers(config: Config, layer: int) -> Tensor:
 
 
 def engram_hash(ids: Tensor, multipliers: Tensor, primes: list[int], pad: int, dead: Tensor) -> Tensor:
-    """Table rows of the n-grams that end at each token: [B,S] -> [B,S, orders · heads] int64 (spec 9.2).
+    """Table rows of the n-grams that end at each token (spec 9.2).
+
+    Shapes: [B,S] -> int64 [B,S, orders · heads].
 
     `ids` and `pad` are compressed ids of one document per row; `dead` tokens break every n-gram that holds them.
     """
@@ -264,7 +285,10 @@ def engram_hash(ids: Tensor, multipliers: Tensor, primes: list[int], pad: int, d
 
 
 def engram_gate(config: Config, streams: Tensor, keys: Tensor, q_weight: Tensor, k_weight: Tensor) -> Tensor:
-    """g_i = σ(sgn(t) sqrt(max(|t|, 1e-6))), t the scaled product of the normed stream and key: [B,S,N,D] -> [B,S,N]."""
+    """g_i = σ(sgn(t) sqrt(max(|t|, 1e-6))), t the scaled product of the normed stream and key.
+
+    Shapes: streams and keys [B,S,N,D] -> [B,S,N].
+    """
     norm_x, norm_key = (torch.rsqrt(x.square().mean(-1) + config.rms_norm_eps) for x in (streams, keys))
     t_BSN = (streams * q_weight * k_weight * keys).sum(-1) * norm_x * norm_key * streams.shape[-1] ** -0.5
     return torch.sigmoid(torch.where(t_BSN < 0, -1.0, 1.0) * t_BSN.abs().clamp(min=1e-6).sqrt())

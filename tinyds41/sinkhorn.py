@@ -7,19 +7,24 @@ from torch import Tensor
 
 
 def sinkhorn(logits: Tensor, n_iters: int, eps: float) -> Tensor:
-    """Rows to a softmax plus eps, then columns, then (rows, columns) n_iters - 1 times, each over (sum + eps).
+    """Rows to a softmax plus eps, then columns, then (rows, columns) n_iters - 1 times.
+
+    Each division is by (sum + eps).
 
     Shapes: logits [..., N, N] (source, target) -> the same. Source: spec 7, TR 2.4.1.
     """
     n_streams = logits.shape[-1]
     # Tokens last: every sum over N streams becomes N long vector additions.
-    logits_NNT = logits.reshape(-1, n_streams, n_streams).permute(1, 2, 0)
-    start_NNT = logits_NNT.softmax(1) + eps
-    return _Sinkhorn.apply(start_NNT, n_iters, eps).permute(2, 0, 1).reshape(logits.shape)
+    logits_NNn = logits.reshape(-1, n_streams, n_streams).permute(1, 2, 0)
+    start_NNn = logits_NNn.softmax(1) + eps
+    return _Sinkhorn.apply(start_NNn, n_iters, eps).permute(2, 0, 1).reshape(logits.shape)
 
 
 class _Sinkhorn(torch.autograd.Function):
-    """y = x / (sum + eps), alternating axes; the backward pass recomputes each x from its y and its sum."""
+    """y = x / (sum + eps), alternating axes.
+
+    The backward pass recomputes each x from its y and its sum.
+    """
 
     @staticmethod
     def forward(ctx, matrix: Tensor, n_iters: int, eps: float) -> Tensor:

@@ -19,7 +19,7 @@ SMALLEST_VOCABULARY = len(SPECIAL_TOKENS) + 256  # every byte is an entry, so an
 
 
 class Tokenizer:
-    """Byte-level BPE: every text encodes, every id decodes, and text never turns into a special id.
+    """Byte-level BPE: every text encodes, every id decodes, text never becomes a special id.
 
     `encode` reads "<eos>" in a text as five characters, so what a user types cannot end or pad a document;
     special ids are put between texts by the code that lays out documents.
@@ -90,7 +90,9 @@ class Tokenizer:
         return self.backend.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Sequence[int] | Tensor, *, special: bool = True) -> str:
-        """Text of any ids; bytes that are not UTF-8 become U+FFFD. `special=False` leaves special tokens out.
+        """Text of any ids; bytes that are not UTF-8 become U+FFFD.
+
+        `special=False` leaves special tokens out.
 
         Shapes: ids [S].
         Raises: ValueError naming an id outside the vocabulary.
@@ -122,7 +124,10 @@ class Tokenizer:
         return [seen.setdefault(self._compression_key(i), len(seen)) for i in range(self.vocab_size)]
 
     def _compression_key(self, token_id: int) -> str:
-        """What a token is filed under; a token that is part of a character is filed under its own name."""
+        """What a token is filed under.
+
+        A token that is part of a character is filed under its own name.
+        """
         text = self.decode([token_id])
         if "\ufffd" in text:
             return self.backend.id_to_token(token_id) or text
@@ -141,7 +146,9 @@ _STRIP = normalizers.Strip()
 
 
 def normalised(text: str) -> str:
-    """`text` without case, accents, width and outer space; a lone space, or nothing left, keeps what it was.
+    """`text` without case, accents, width and outer space.
+
+    A lone space, or nothing left, keeps what it was.
 
     Source: spec 9.1.
     """

@@ -66,7 +66,10 @@ def _nearest(name: str, names) -> str:
 
 
 def see(trace: Trace | None, name: str, value: Tensor | Callable[[], Tensor], *, by_query: bool = True) -> None:
-    """Offers an intermediate to the trace; a callable is evaluated only when its value is wanted."""
+    """Offers an intermediate to the trace.
+
+    A callable is evaluated only when its value is wanted.
+    """
     if trace is not None and trace.wants(name):
         trace.keep(name, value() if callable(value) else value, by_query=by_query)
 
@@ -74,7 +77,8 @@ def see(trace: Trace | None, name: str, value: Tensor | Callable[[], Tensor], *,
 class Counters:
     """Work done per layer, taken from the shapes of the tensors that did it.
 
-    Names: tokens_run, boundary_projections, entries_scored, rows_decoded. Units: counts summed over the batch.
+    Names: tokens_run, boundary_projections (in every Full layer), entries_scored. Units: counts summed over the batch.
+    A name that nothing was added to reads as {}.
     """
 
     def __init__(self) -> None:

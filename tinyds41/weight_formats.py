@@ -45,7 +45,7 @@ def decode_tiles(codes: Tensor, scale: Tensor, dtype: torch.dtype = torch.float3
 
 
 def encode_fp4_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Packed FP4 codes of an expert matrix, even column in the low nibble, with row-block scales.
+    """Packed FP4 codes of an expert matrix, with row-block scales; even column = low nibble.
 
     Shapes: floats [R, C] -> int8 [R, C/2], float8_e8m0fnu [R, C/32].
     Raises: ValueError when 32 does not divide C.
@@ -56,7 +56,10 @@ def encode_fp4_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def decode_fp4_weight(codes: Tensor, scale: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The matrix of packed FP4 codes. Shapes: int8 [R, C/2], float8_e8m0fnu [R, C/32] -> dtype [R, C]."""
+    """The matrix of packed FP4 codes.
+
+    Shapes: int8 [R, C/2], float8_e8m0fnu [R, C/32] -> dtype [R, C].
+    """
     return _decode_rows(FP4_WEIGHT, codes, scale, 2 * codes.shape[-1], dtype)
 
 
@@ -72,7 +75,10 @@ def encode_fp8_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def decode_fp8_rows(codes: Tensor, scale: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The Engram table of FP8 codes. Shapes: float8_e4m3fn [R, C], float8_e8m0fnu [R, C/32] -> dtype [R, C]."""
+    """The Engram table of FP8 codes.
+
+    Shapes: float8_e4m3fn [R, C], float8_e8m0fnu [R, C/32] -> dtype [R, C].
+    """
     return _decode_rows(ENGRAM, codes, scale, codes.shape[-1], dtype)
 
 

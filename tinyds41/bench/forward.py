@@ -79,7 +79,10 @@ def compare_step(rounds: int) -> dict[str, float]:
 
 
 def one_forward(length: int) -> dict[str, Any]:
-    """One forward of `small` after a short warm-up: seconds, and the largest size this process reached."""
+    """One forward of `small` after a short warm-up.
+
+    Returns seconds, and the largest size this process reached.
+    """
     model = Model(Config.preset("small"))
     with torch.no_grad():
         model(random_ids(model.config, 1, 256))

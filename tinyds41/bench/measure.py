@@ -18,7 +18,10 @@ import torch
 
 
 def alternate(contestants: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Median seconds of each, in turns after one warm-up each: what disturbs the machine disturbs all of them."""
+    """Median seconds of each, in turns after one warm-up each.
+
+    What disturbs the machine disturbs all of them.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for function in contestants.values():
         function()
@@ -43,7 +46,9 @@ def peak_bytes() -> int:
 
 
 def in_fresh_process(module: str, *arguments: str) -> dict[str, Any]:
-    """Runs `python -m module arguments` and returns the JSON of its last line; for peaks that nothing else raised.
+    """Runs `python -m module arguments` and returns the JSON of its last line.
+
+    For peaks that nothing else raised.
 
     Raises: RuntimeError with what the process wrote when it fails.
     """

@@ -8,7 +8,9 @@ from tinyds41.config import Config
 
 
 def first_layers(config: Config, layers: Sequence[int]) -> Config:
-    """The config of `range(0, n)`: its sources and Engram tables alone, no draft blocks unless n is everything.
+    """The config of `range(0, n)`: its sources and Engram tables alone.
+
+    Draft blocks stay only where n is everything.
 
     Raises: ValueError naming the source layer that is missing, or the layers when they are not the first ones.
     """

@@ -28,7 +28,9 @@ class Match:
 
 
 def match_tensors(files: ModelFolder, shapes: Mapping[str, Shape], n_layers: int) -> Match:
-    """Finds each tensor of `shapes` (released names) in the files; opens only the shards that hold them.
+    """Finds each tensor of `shapes` (released names) in the files.
+
+    Opens only the shards that hold them.
 
     n_layers: of the model that is built; further layers of the files are no surprise.
     Raises: ValueError naming all missing, unexpected, misshaped and unreadable tensors.

@@ -135,7 +135,10 @@ def _stored(name: str, entry: dict[str, Any], shard: str) -> Stored:
 
 
 def some(names: Iterable[str], limit: int = 8) -> str:
-    """The first names in order, and how many more there are: an error about 46,000 experts stays readable."""
+    """The first names in order, and how many more there are.
+
+    An error about 46,000 experts stays readable.
+    """
     ordered = sorted(names)
     rest = f" and {len(ordered) - limit:,} more" if len(ordered) > limit else ""
     return ", ".join(ordered[:limit]) + rest

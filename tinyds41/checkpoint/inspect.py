@@ -18,7 +18,9 @@ from tinyds41.config import Config
 
 @dataclass(frozen=True)
 class Group:
-    """Tensors of one name, shape and format in all layers and experts; a scale counts with its weight.
+    """Tensors of one name, shape and format in all layers and experts.
+
+    A scale counts with its weight.
 
     Units: n_bytes on disk, scales included; n_parameters of the weights, a packed byte being two.
     """
@@ -81,7 +83,10 @@ class Report:
 
 
 def inspect(folder: str | Path) -> Report:
-    """Reads the headers of a model folder. Raises: what `ModelFolder` raises; missing tensors are no error here."""
+    """Reads the headers of a model folder.
+
+    Raises: what `ModelFolder` raises; missing tensors are no error here.
+    """
     files = ModelFolder(folder)
     stored = files.headers(files.shard_of)
     shards = {shard: (files.path / shard).stat().st_size for shard in sorted(set(files.shard_of.values()))}

@@ -41,7 +41,10 @@ class Quantised:
     packing: int = 1
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a matrix can have this format: only a tile may be cut at the edge, a block of a row may not."""
+        """Whether a matrix can have this format.
+
+        Only a tile may be cut at the edge, a block of a row may not.
+        """
         return len(shape) == 2 and (self.scale_rows > 1 or shape[1] % SCALE_COLUMNS == 0)
 
     def code_shape(self, shape: tuple[int, ...]) -> tuple[int, int]:
@@ -72,7 +75,10 @@ _DENSE = re.compile(
 
 
 def format_to_write(name: str) -> Quantised | None:
-    """The format in which `save(quantize=True)` writes a tensor; None for the model's dtype. Source: spec 3, 13."""
+    """The format in which `save(quantize=True)` writes a tensor; None for the model's dtype.
+
+    Source: spec 3, 13.
+    """
     if _ENGRAM_TABLE.search(name):
         return ROWS
     if _ROUTED.search(name):
@@ -81,7 +87,10 @@ def format_to_write(name: str) -> Quantised | None:
 
 
 def format_on_disk(name: str, dtype: str) -> Quantised | None:
-    """The format of a stored tensor, from its dtype; only Engram's rows have their scales row by row."""
+    """The format of a stored tensor, from its dtype.
+
+    Only Engram's rows have their scales row by row.
+    """
     if dtype == TILES.dtype:
         return ROWS if _ENGRAM_TABLE.search(name) else TILES
     return FP4 if dtype == FP4.dtype else None

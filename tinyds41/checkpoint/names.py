@@ -28,15 +28,15 @@ SKIPPED = ("mtp.", "vision.", "aligner.", "image_")
 OPTIONAL = re.compile(r"\.ffn\.gate\.bias_vl$")
 # In the order of the model.
 _COMPONENTS = tuple((component, re.compile(pattern)) for component, pattern in (
-    ("embedding", r"^embed\."),
-    ("Engram tables", r"^layers\.\d+\.engram\.embed\."),
+    ("token embedding", r"^embed\."),
+    ("Engram rows", r"^layers\.\d+\.engram\.embed\."),
     ("Engram projections", r"^layers\.\d+\.engram\.(?!embed\.)"),
     ("attention", r"^layers\.\d+\.attn\.(?!compressor\.|indexer\.)"),
-    ("compressors", r"^layers\.\d+\.attn\.compressor\."),
-    ("indexers", r"^layers\.\d+\.attn\.indexer\."),
-    ("gates", r"^layers\.\d+\.ffn\.gate\."),
+    ("compressor", r"^layers\.\d+\.attn\.compressor\."),
+    ("indexer", r"^layers\.\d+\.attn\.indexer\."),
+    ("router", r"^layers\.\d+\.ffn\.gate\."),
     ("routed experts", r"^layers\.\d+\.ffn\.experts\."),
-    ("shared experts", r"^layers\.\d+\.ffn\.shared_experts\."),
+    ("shared expert", r"^layers\.\d+\.ffn\.shared_experts\."),
     ("hyper-connections", r"^layers\.\d+\.hc_(attn|ffn)_"),
     ("norms", r"^(norm|layers\.\d+\.(attn|ffn)_norm)\."),
     ("output head", r"^head\."),
@@ -47,7 +47,10 @@ COMPONENTS = (*(component for component, _ in _COMPONENTS), "other")
 
 
 def component(name: str) -> str:
-    """What a released tensor belongs to; norms inside attention, compressor and indexer count there."""
+    """What a released tensor belongs to.
+
+    Norms inside attention, compressor and indexer count there.
+    """
     return next((component for component, pattern in _COMPONENTS if pattern.search(name)), "other")
 
 
@@ -69,7 +72,10 @@ def our_name(name: str) -> str:
 
 
 def to_released(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict under released names; stacks become one tensor per expert (views, nothing is copied)."""
+    """A state dict under released names.
+
+    Stacks become one tensor per expert (views, nothing is copied).
+    """
     released: dict[str, Tensor] = {}
     for name, tensor in state.items():
         match = STACKED.match(name)

@@ -76,7 +76,10 @@ def _shapes(files: ModelFolder, config: Config) -> dict[str, tuple[int, ...]]:
 
 
 def _tokenizer(file: Path, config: Config, *, required: bool) -> Tokenizer | None:
-    """The folder's tokenizer, if it is the model's; Engram files its rows under that tokenizer's compressed ids."""
+    """The folder's tokenizer, if it is the model's.
+
+    Engram files its rows under that tokenizer's compressed ids.
+    """
     compressed = config.engram_compressed_vocab_size if config.engram_layer_ids else None
     if not file.is_file():
         if required and compressed not in (None, config.vocab_size):

@@ -13,7 +13,7 @@ from tinyds41.checkpoint.layout import is_model_file, is_model_folder
 
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """Yields an empty folder beside `folder`, and gives it that name once the block has succeeded.
+    """Yields an empty folder beside `folder`, which takes its name once the block has succeeded.
 
     No file system call exchanges two folders everywhere, so the old one first steps aside to `.NAME.previous`. A
     crash before that leaves the old model; after it, `ModelFolder` reads the one that stepped aside and the next
@@ -89,7 +89,10 @@ def _check_replaceable(folder: Path) -> None:
 
 
 def _flush(folder: Path) -> None:
-    """Waits until the files are on the disk: a rename may otherwise get there before their content."""
+    """Waits until the files are on the disk.
+
+    A rename may otherwise get there before their content.
+    """
     for file in folder.iterdir():
         with file.open("r+b") as handle:
             os.fsync(handle.fileno())

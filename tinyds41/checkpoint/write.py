@@ -39,7 +39,7 @@ _ENCODERS = {
 def save(
     model: Model, folder: str | Path, *, quantize: bool = False, max_shard_bytes: int = MAX_SHARD_BYTES
 ) -> Path:  # fmt: skip
-    """Writes config.json, `model-00001-of-0000N.safetensors` with their index, and the tokenizer if there is one.
+    """Writes config.json, safetensors shards with their index, and the tokenizer if any.
 
     quantize: dense matrices as FP8 tiles, routed experts as packed FP4, Engram tables as FP8 rows; embedding, head,
         norms, gates, sinks, biases and hyper-connections stay in the model's dtype. Without it all of them do.
@@ -83,7 +83,10 @@ def _write_shards(model: Model, folder: Path, quantize: bool, max_shard_bytes: i
 
 
 def _shards(groups: Iterator[dict[str, Tensor]], max_bytes: int) -> Iterator[dict[str, Tensor]]:
-    """Fills shards in order; a weight and its scale stay together. At most one shard is in memory."""
+    """Fills shards in order; a weight and its scale stay together.
+
+    At most one shard is in memory.
+    """
     shard: dict[str, Tensor] = {}
     filled = 0
     for group in groups:

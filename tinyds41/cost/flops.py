@@ -30,7 +30,9 @@ ACCOUNTINGS = {
 
 @dataclass(frozen=True)
 class DecodeWork:
-    """Work on one generated token at one context. Units: FLOPs under `accounting`, a multiply-add being 2.
+    """Work on one generated token at one context.
+
+    Units: FLOPs under `accounting`, a multiply-add being 2.
 
     linear: all matrices a token passes. index_full: scores against every visible entry. index_pool: scores inside
     the candidate pool. attention: scores and weighted sums over window and selected rows.
@@ -51,7 +53,9 @@ class DecodeWork:
 
 @dataclass(frozen=True)
 class DecodeCost:
-    """Decode work of one model; `at(context)` and `curve(contexts)` give rows, `growth(a, b)` their ratio.
+    """Decode work of one model.
+
+    `at(context)` and `curve(contexts)` give rows, `growth(a, b)` their ratio.
 
     A context of N tokens includes the one being decoded: N // m entries are visible to it.
     Differs: left out are norms, RoPE, softmax, quantisation and the mixing of streams (constant per token) and the sum
@@ -94,7 +98,10 @@ def decode_cost(config: Config, name: str = "model") -> DecodeCost:
 
 
 def linear_flops(config: Config) -> float:
-    """Raw FLOPs of all matrix products with weights, for one generated token: 2 per weight it meets."""
+    """Raw FLOPs of all matrix products with weights, for one generated token.
+
+    2 per weight it meets.
+    """
     model = Model(config, device="meta")
     total = 0.0
     for share in shares(model):
@@ -108,7 +115,9 @@ def linear_flops(config: Config) -> float:
 
 
 def scored_entries(config: Config, context: int) -> tuple[dict[int, int], dict[int, int]]:
-    """Entries that one token's indexers score, by layer: against everything visible, and inside the pool.
+    """Entries that one token's indexers score, by layer.
+
+    Against everything visible, and inside the pool.
 
     A pool is scored in whole blocks, also where its newest block is only partly full. Source: spec 4.4, 4.5.
     """
@@ -127,7 +136,9 @@ def scored_entries(config: Config, context: int) -> tuple[dict[int, int], dict[i
 
 
 def attended_rows(config: Config, context: int) -> dict[int, int]:
-    """Rows that one token's attention works on, by layer: its window and, where it has one, its selection.
+    """Rows that one token's attention works on, by layer.
+
+    Its window and, where it has one, its selection.
 
     Slots that a selection leaves empty are worked on too; that happens only where a pool holds fewer than K.
     Source: spec 4.1, 4.7.

@@ -17,7 +17,7 @@ STORES = ("global KV", "index keys", "window")
 
 @dataclass(frozen=True)
 class StoreBytes:
-    """One store of one layer: rows of `row_bytes`, one per `tokens_per_row` tokens, at most `max_rows` of them."""
+    """One store of one layer: `row_bytes` per `tokens_per_row` tokens, up to `max_rows` rows."""
 
     store: str  # one of STORES
     layer: int
@@ -31,7 +31,10 @@ class StoreBytes:
 
     @property
     def bytes_per_token(self) -> Fraction:
-        """Growth per token of context; 0 for a window. A Fraction, for half an entry may be an odd number of bytes."""
+        """Growth per token of context; 0 for a window.
+
+        A Fraction, for half an entry may be an odd number of bytes.
+        """
         return Fraction(self.row_bytes, self.tokens_per_row) if self.grows else Fraction(0)
 
     def bytes_at(self, context: int) -> int:

@@ -6,7 +6,10 @@ from tinyds41.config import Config
 
 
 def check_context(config: Config, context: int) -> None:
-    """Raises: ValueError naming a context that is no whole number, below 1 or over max_position_embeddings."""
+    """Refuses a context that the model cannot have.
+
+    Raises: ValueError naming a context that is no whole number, below 1 or over max_position_embeddings.
+    """
     if not isinstance(context, int) or isinstance(context, bool):
         raise ValueError(f"context={context!r}: a whole number of tokens is needed")
     if context < 1:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import nn
 
+from tinyds41.checkpoint.names import component, released_name
 from tinyds41.config import Config
 from tinyds41.model.transformer import Model
 
-# Name and meaning of every line of the table, in its order.
+# Name (as in `checkpoint.names`) and meaning of every line of the table, in its order.
 COMPONENTS = {
     "token embedding": "a table of the vocabulary; looking one row up is no work, so it counts as never active",
     "attention": "queries, window keys, grouped output projection and sinks, in every layer",
@@ -27,22 +27,6 @@ COMPONENTS = {
     "Engram rows": "the n-gram tables; reading a few rows is no work, so they count as never active",
 }
 OUTSIDE_BACKBONE = ("Engram projections", "Engram rows")
-
-# First matching rule wins; names as in `Model.named_parameters()`.
-_RULES = (
-    (".engram.embed.", "Engram rows"),
-    (".engram.", "Engram projections"),
-    (".embed.", "token embedding"),
-    (".head.", "output head"),
-    (".compressor.", "compressor"),
-    (".indexer.", "indexer"),
-    (".hc_", "hyper-connections"),
-    (".gate.", "router"),
-    (".shared_experts.", "shared expert"),
-    (".experts.", "routed experts"),
-    (".attn.", "attention"),
-    ("norm.", "norms"),
-)
 
 
 @dataclass(frozen=True)
@@ -138,29 +122,27 @@ def count_parameters(config: Config) -> Parameters:
 
 def shares(model: Model) -> list[Share]:
     """Every parameter of a model with what one token uses of it. See `Parameters` for the rules."""
-    return list(_shares(model))
-
-
-def _shares(model: Model) -> Iterator[Share]:
+    found = []
     for name, parameter in model.named_parameters():
-        component = component_of(name)
-        used = _used(name, component, parameter, model.config)
+        kind = component_of(name)
+        used = _used(name, kind, parameter, model.config)
         prefill = used if _in_encoder(name, model) else 0
-        yield Share(name, component, tuple(parameter.shape), parameter.numel(), prefill, used)
+        found.append(Share(name, kind, tuple(parameter.shape), parameter.numel(), prefill, used))
+    return found
 
 
 def component_of(name: str) -> str:
-    """The component of a parameter. Raises: ValueError for a name that no rule knows."""
-    for pattern, component in _RULES:
-        if pattern in f".{name}":
-            return component
-    raise ValueError(f"parameter {name!r} belongs to no component")
+    """The component of a parameter of ours. Raises: ValueError for a name that has none."""
+    found = component(released_name(name))
+    if found not in COMPONENTS:
+        raise ValueError(f"parameter {name!r} belongs to no component")
+    return found
 
 
-def _used(name: str, component: str, parameter: nn.Parameter, config: Config) -> int:
-    if component in ("token embedding", "Engram rows") or name.endswith("bias_vl"):
+def _used(name: str, kind: str, parameter: nn.Parameter, config: Config) -> int:
+    if kind in ("token embedding", "Engram rows") or name.endswith("bias_vl"):
         return 0
-    if component == "routed experts":  # stacked: the first axis is the expert
+    if kind == "routed experts":  # stacked: the first axis is the expert
         return config.num_experts_per_tok * parameter[0].numel()
     return parameter.numel()
 

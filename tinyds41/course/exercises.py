@@ -9,7 +9,10 @@ OPEN = ...  # what stands in a cell before the student has answered
 
 
 class WrongAnswer(AssertionError):
-    """An answer that a check refuses; the message says what is wrong with it, not what would be right."""
+    """An answer that a check refuses.
+
+    The message says what is wrong with it, not what would be right.
+    """
 
 
 def judge(answer: Any, complaint: Callable[[Any], str | None]) -> None:

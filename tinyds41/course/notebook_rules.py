@@ -69,7 +69,10 @@ def clean_outputs(notebook: Notebook, script: Path) -> Iterator[str]:
 
 
 def short_cells(notebook: Notebook, script: Path) -> Iterator[str]:
-    """Code: median at most 8 lines, none over 25, blanks and comments aside. Text: at most 90 words."""
+    """Code: median at most 8 lines, none over 25, blanks and comments aside.
+
+    Text: at most 90 words.
+    """
     lengths = []
     for number, cell in _code(notebook):
         lines = [line for line in source(cell).splitlines() if line.strip() and not line.strip().startswith("#")]

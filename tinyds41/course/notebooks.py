@@ -38,7 +38,10 @@ def lessons(folder: Path, name: str | None = None) -> list[Path]:
 
 
 def read_script(script: Path) -> Notebook:
-    """The cells of a .py as a notebook without outputs; ids follow from the text, so that they never change alone."""
+    """The cells of a .py as a notebook without outputs.
+
+    Ids follow from the text, so that they never change alone.
+    """
     import jupytext
 
     # Python 3 alone: a notebook that names its interpreter's version changes with every machine.
@@ -70,7 +73,7 @@ def source(cell: dict[str, Any]) -> str:
 
 
 def run(script: Path) -> Path:
-    """Executes the cells of a .py in a fresh kernel on one thread and writes the .ipynb beside it.
+    """Executes a .py in a fresh kernel on one thread and writes the .ipynb beside it.
 
     The .ipynb is written at the end: a run that fails leaves the old one as it was.
     Raises: ValueError naming the lesson, the line that failed and its error.
@@ -100,7 +103,10 @@ def as_text(notebook: Notebook) -> str:
 
 
 def normalised(notebook: Notebook) -> Notebook:
-    """The notebook without what differs between two runs: times, progress bars, random widget ids, versions."""
+    """The notebook without what differs between two runs.
+
+    Out go times, progress bars, random widget ids, versions.
+    """
     cells = [_normalised_cell(cell) for cell in notebook["cells"]]
     metadata = {name: value for name, value in notebook["metadata"].items() if name in KEPT_METADATA}
     for name, detail in (("language_info", "version"), ("jupytext", "text_representation")):
@@ -126,7 +132,7 @@ def _is_progress(output: dict[str, Any]) -> bool:
 
 
 def _rename_widgets(cells: list, states: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Cells as JSON and the states they show, with ids 1, 2, 3... in the order in which they are met."""
+    """Cells as JSON and the states they show, ids counted in the order in which they are met."""
     names: dict[str, str] = {}
 
     def meet(text: str) -> None:

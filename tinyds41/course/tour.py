@@ -48,14 +48,17 @@ class TourOptions:
 def tour(options: TourOptions, say: Callable[[str], None] = print) -> Path:
     """Runs the whole tour and returns the path of report.html.
 
-    Raises: OSError when the folder cannot be written; ValueError for a text that is too short or not UTF-8. Both
-        before any training.
+    Raises: OSError when the folder cannot be written; ValueError for a device that is not there, and for a text that
+        is too short or not UTF-8. All before any training.
     """
     require_writable(options.out)
+    require_device(options.device)
     started = time.perf_counter()
     tokenizer = Tokenizer.load(data_folder())
     training = Corpus.from_texts(tokenizer, documents(options.text, "train"))
     held_out = Corpus.from_texts(tokenizer, documents(options.text, "held_out"))
+    for corpus in (training, held_out):
+        corpus.require(LENGTH)  # the held-out part is evaluated only after minutes of training
     config = Config.preset("toy", engram_compressed_vocab_size=tokenizer.compressed_vocab_size)
     model = Model(config, tokenizer=tokenizer, device=options.device, seed=options.seed)
     report = Report(f"A tour of tinyds41: a toy trained for {options.steps} steps", options.out)
@@ -89,6 +92,14 @@ def require_writable(folder: Path) -> None:
             pass
     except OSError as error:
         raise OSError(f"the output folder {folder} cannot be written: {error.strerror or error}") from error
+
+
+def require_device(name: str) -> None:
+    """Raises: ValueError naming a device that torch does not know or does not have."""
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:  # which of them depends on how torch was built
+        raise ValueError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
 
 
 def quality_line(quality: Evaluation) -> str:
@@ -144,7 +155,7 @@ def show_bytes(report: Report, config: Config, say: Callable[[str], None]) -> No
 
 
 def show_query(report: Report, model: Model, held_out: Corpus, say: Callable[[str], None]) -> None:
-    """What each layer read for the last of 512 tokens, what the pool held, and how busy the experts were."""
+    """What each layer read for the last token, what the pool held, how busy the experts were."""
     length = min(LONG, len(held_out))
     trace = Trace(*SELECTION_NAMES, *LOAD_NAMES)
     with torch.no_grad():

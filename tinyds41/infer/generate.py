@@ -13,7 +13,7 @@ def generate(
     model: Model, prompt: str, *, max_new_tokens: int = 100, temperature: float = 1.0, top_k: int | None = None,
     seed: int = 0, stop_ids: tuple[int, ...] = (),
 ) -> str:  # fmt: skip
-    """Continues `prompt` and returns the new text alone. temperature 0 takes the likeliest token every time.
+    """Continues `prompt` and returns the new text alone; temperature 0 takes the likeliest.
 
     Differs: every token runs the whole text again; there is no cache in it.
     Raises: ValueError for a model without a tokenizer, an empty prompt, a negative temperature, top_k below 1, or a
@@ -32,7 +32,11 @@ def generate_ids(
     model: Model, ids: Tensor, *, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None,
     seed: int = 0, stop_ids: tuple[int, ...] = (),
 ) -> Tensor:  # fmt: skip
-    """The same for token ids. Shapes: [1,S] -> [1,new]; a stop id ends the text and is not returned."""
+    """The same for token ids; a stop id ends the text and is not returned.
+
+    Shapes: [1,S] -> [1,new], on the CPU.
+    Raises: ValueError for more than one prompt, ids that do not fit, and as `generate`.
+    """
     if temperature < 0:
         raise ValueError(f"temperature={temperature} is negative")
     if top_k is not None and top_k < 1:

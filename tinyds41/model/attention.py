@@ -16,7 +16,7 @@ from tinyds41.trace import see
 
 
 class Attention(nn.Module):
-    """softmax over (window and selected entries and a sink), un-rotated, then the grouped output projection.
+    """softmax over window, selected entries and a sink, un-rotated, then the output projection.
 
     Source: spec 4, TR 2.3. Lessons: 02, 04.
     """

@@ -26,9 +26,11 @@ from tinyds41.trace import see
 
 @dataclass(frozen=True)
 class Carry:
-    """What travels between layers. Shapes: streams [B,S,N,D], mix [B,S,N], collapsed [B,S,D] = mix over streams.
+    """What travels between layers.
 
-    selections: by index source; ids and lookback feed the Engram layers.
+    Shapes: streams [B,S,N,D], mix [B,S,N], collapsed [B,S,D] = mix over streams.
+
+    selections: by index source; lookback feeds the Engram layers.
     """
 
     streams: Tensor
@@ -54,7 +56,10 @@ class Carry:
 
 
 class Block(nn.Module):
-    """Engram, then attention and mixture of experts, each inside its hyper-connection. Source: spec 4-9."""
+    """Engram, then attention and mixture of experts, each inside its hyper-connection.
+
+    Source: spec 4-9.
+    """
 
     def __init__(self, config: Config, layer: LayerPlan, ops: Ops, ropes: dict[bool, Rope], engram: Engram | None):
         super().__init__()

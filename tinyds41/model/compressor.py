@@ -12,7 +12,10 @@ from tinyds41.model.width import check_width
 
 
 class Compressor(nn.Module):
-    """latent_j = RMSNorm(sum_t softmax_t(z_t) * c_t) over the m tokens of group j. Source: spec 4.2."""
+    """latent_j = RMSNorm(sum_t softmax_t(z_t) * c_t) over the m tokens of group j.
+
+    Source: spec 4.2.
+    """
 
     def __init__(self, config: Config, ratio: int):
         super().__init__()
@@ -23,7 +26,10 @@ class Compressor(nn.Module):
         self.norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The per-token rows c and z that wait until their group is full. Shapes: [B,S,D] -> [B,S,C]."""
+        """The per-token rows c and z that wait until their group is full.
+
+        Shapes: [B,S,D] -> [B,S,C].
+        """
         check_width(x, self.wkv.in_features, "Compressor")
         return self.wkv(x), None if self.wgate is None else self.wgate(x)
 

@@ -59,7 +59,9 @@ class Context(Protocol):
         """Stores the entries [B,G,C] and index keys [B,G,J] of the groups last returned."""
         ...
 
-    def entries(self, source: int | None) -> Entries: ...
+    def entries(self, source: int | None) -> Entries:
+        """The global entries of a source, and which of them the present queries see."""
+        ...
 
     def look_back(self, ids: Tensor, n: int) -> Tensor:
         """Each token id with its n-1 predecessors; -1 where there is none. Shapes: [B,S] -> [B,S,n]."""
@@ -67,7 +69,9 @@ class Context(Protocol):
 
 
 class Sequence:
-    """Whole sequences at once, as floats with gradients: the context of training and of `model(ids)`.
+    """Whole sequences at once, as floats with gradients.
+
+    The context of training and of `model(ids)`.
 
     documents [B,S]: a document is a run of equal ids; positions, groups, windows, entries and look-back stay
     inside it (spec 4.8). Runs of id -1 are padding, on either side: alone in their documents, they change nothing
@@ -155,7 +159,10 @@ class _Layout:
 
 
 def _packed_layout(positions_BS: Tensor, start_BS: Tensor, ratio: int, block_size: int) -> _Layout:
-    """Groups of packed documents. Each document's entries begin at a block border; gaps are never visible."""
+    """Groups of packed documents.
+
+    Each document's entries begin at a block border; gaps are never visible.
+    """
     n_tokens = positions_BS.shape[1]
     token = torch.arange(n_tokens, device=positions_BS.device)
     ends_BS = positions_BS % ratio == ratio - 1

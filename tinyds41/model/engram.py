@@ -25,7 +25,9 @@ def multipliers(layer: int, compressed_vocab_size: int, max_ngram_size: int) -> 
 
 
 def table_primes(config: Config) -> list[list[int]]:
-    """For each Engram layer the table sizes of its columns, order-major then head. Source: spec 9.2.
+    """For each Engram layer the table sizes of its columns, order-major then head.
+
+    Source: spec 9.2.
 
     Every size is a prime of its own, so that two columns never collide in the same pattern.
     """
@@ -75,7 +77,9 @@ def hash_rows(lookback: Tensor, multiplier: Tensor, primes: Tensor, n_heads: int
 
 
 def compress_look_back(ids: Tensor, token_map: Tensor, dead: Tensor, pad_id: int) -> Tensor:
-    """Token ids to compressed ids; from the first dead or missing token on, the compressed id of the pad.
+    """Token ids to compressed ids.
+
+    From the first dead or missing token on, the compressed id of the pad.
 
     Shapes: ids and dead [..., n], nearest first, ids < 0 where there is no token. Source: spec 9.1, 9.2.
     """
@@ -84,7 +88,11 @@ def compress_look_back(ids: Tensor, token_map: Tensor, dead: Tensor, pad_id: int
 
 
 class Engram(nn.Module):
-    """X_i += g_i * value, with a gate per stream and 24 table rows per token behind it. Source: spec 9. Lesson: 10.
+    """X_i += g_i * value: a gate per stream, the value from the rows of a table.
+
+    A token reads one row per order and head (24 in `flash`).
+
+    Source: spec 9. Lesson: 10.
 
     Raises: ValueError when the primes do not add up to engram_num_embeddings, or the token map does not fit.
     """
@@ -123,7 +131,10 @@ class Engram(nn.Module):
         return hash_rows(compressed, self.multipliers, self.primes, self.config.engram_n_heads or 1)
 
     def forward(self, streams: Tensor, lookback: Tensor, ctx: Context) -> Tensor:
-        """What is added to the streams. Shapes: streams [B,S,N,D], lookback [B,S,n] token ids -> [B,S,N,D]."""
+        """What is added to the streams.
+
+        Shapes: streams [B,S,N,D], lookback [B,S,n] token ids -> [B,S,N,D].
+        """
         rows_BSX = self.rows(lookback)
         memory = self.embed(rows_BSX)
         if self.config.quantize_engram:
@@ -136,7 +147,9 @@ class Engram(nn.Module):
         return (gate_BSN.unsqueeze(-1) * at_least_fp32(value_BSD).unsqueeze(2)).to(streams.dtype)
 
     def read(self, streams: Tensor, memory: Tensor, alive: Tensor) -> tuple[Tensor, Tensor]:
-        """g_i = sigmoid(sgn(t) sqrt(max(|t|, 1e-6))) from the agreement t of stream and key; 0 at dead positions.
+        """g_i = sigmoid(sgn(t) sqrt(max(|t|, 1e-6))), t the agreement of stream and key.
+
+        Dead positions get g = 0.
 
         Shapes: streams [B,S,N,D], memory [B,S,columns*head_dim], alive [B,S] -> gate [B,S,N], value [B,S,D].
         """
@@ -156,17 +169,23 @@ class Engram(nn.Module):
         return gate_BSN.masked_fill(~alive.unsqueeze(-1), 0), value
 
 
-def identity_map(config: Config, device: torch.device | None = None) -> Tensor:
-    """The token map of a model without a tokenizer. Raises: ValueError when the config needs one. Source: spec 9.1."""
+def identity_map(config: Config) -> Tensor:
+    """The token map of a model without a tokenizer.
+
+    Raises: ValueError when the config needs one. Source: spec 9.1.
+    """
     if config.engram_compressed_vocab_size != config.vocab_size:
         raise ValueError(
             f"engram_compressed_vocab_size={config.engram_compressed_vocab_size} differs from vocab_size="
             f"{config.vocab_size}: such a model needs its tokenizer (token_map)")
-    return torch.arange(config.vocab_size, device=device)
+    return torch.arange(config.vocab_size)
 
 
 def check_token_map(config: Config, token_map: Tensor) -> Tensor:
-    """Raises: ValueError when a tokenizer's compressed vocabulary is not the one the model was made for."""
+    """Returns the token map if it is that of the model's tokenizer.
+
+    Raises: ValueError for another number of tokens or of compressed ids.
+    """
     if token_map.shape != (config.vocab_size,):
         raise ValueError(f"token_map has shape {tuple(token_map.shape)}, vocab_size is {config.vocab_size}")
     found = int(token_map.max()) + 1

@@ -35,13 +35,19 @@ class Indexer(nn.Module):
         self.k_norm = RMSNorm(width, config.rms_norm_eps) if layer.writes_globals else None
 
     def keys(self, latent: Tensor, rotation: Tensor) -> Tensor:
-        """k_j = fp4(rope(RMSNorm(latent_j W_ik), jm)), from the latent before RoPE. Shapes: [B,G,C] -> [B,G,J]."""
+        """k_j = fp4(rope(RMSNorm(latent_j W_ik), jm)), from the latent before RoPE.
+
+        Shapes: [B,G,C] -> [B,G,J].
+        """
         assert self.wk is not None and self.k_norm is not None
         check_width(latent, self.config.head_dim, f"{self.path} latent")
         return self._quantise(rotate(self.k_norm(self.wk(latent.detach())), rotation))
 
     def queries(self, x: Tensor, query_latent: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
-        """qI = fp4(rope(r W_iq, p)) and w = x W_iw. Shapes: x [B,S,D], r [B,S,Q] -> [B,S,I,J], [B,S,I]."""
+        """qI = fp4(rope(r W_iq, p)) and w = x W_iw.
+
+        Shapes: x [B,S,D], r [B,S,Q] -> [B,S,I,J], [B,S,I].
+        """
         check_width(x, self.config.hidden_size, self.path)
         check_width(query_latent, self.config.q_lora_rank, f"{self.path} query_latent")
         q_BSIJ = self.wq_b(query_latent.detach()).unflatten(-1, (self.config.index_n_heads, -1))
@@ -50,7 +56,10 @@ class Indexer(nn.Module):
     def forward(
         self, x: Tensor, query_latent: Tensor, ctx: Context, rotation: Tensor, pool: Tensor | None
     ) -> Selection:
-        """Chooses the entries of each query; a candidate source also forms the pool. Source: spec 4.4, 4.5."""
+        """Chooses the entries of each query; a candidate source also forms the pool.
+
+        Source: spec 4.4, 4.5.
+        """
         entries = ctx.entries(self.layer.kv_source)
         with torch.no_grad():
             q_BSIJ, weight_BSI = self.queries(x, query_latent, rotation)
@@ -71,7 +80,10 @@ class Indexer(nn.Module):
         return Selection(index, entries.kv, formed)
 
     def _scores(self, q_BSIJ: Tensor, weight_BSI: Tensor, entries: Entries, pool: Tensor | None) -> Tensor:
-        """All scores with -inf where a query may not choose. Only for a trace: the run itself never holds them."""
+        """All scores with -inf where a query may not choose.
+
+        Only for a trace: the run itself never holds them.
+        """
         with torch.no_grad():
             scores_BST = at_least_fp32(index_scores(q_BSIJ, weight_BSI, entries.keys.all()))
             entry = torch.arange(scores_BST.shape[-1], device=scores_BST.device)

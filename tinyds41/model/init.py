@@ -1,4 +1,4 @@
-"""Initial weights (spec 14), where the report is silent ours."""
+"""Initial weights: the report's where it gives them, else ours (spec 14)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def initialise(model: Model, seed: int) -> None:
 
 
 def _plain_residual(base: Tensor) -> Tensor:
-    """pre even (1/N each), post 1, comb near the identity: bases of sigmoid, 2 sigmoid and row softmax."""
+    """pre even (1/N each), post 1, comb near the identity.
+
+    Returned are the bases of sigmoid, 2 sigmoid and row softmax.
+    """
     n = math.isqrt(base.numel() + 1) - 1  # (2 + n) n = numel
     even = math.log(1 / n / (1 - 1 / n)) if n > 1 else 4.0
     comb = 4.0 * torch.eye(n).flatten()

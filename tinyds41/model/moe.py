@@ -15,7 +15,10 @@ from tinyds41.trace import see
 
 
 class Gate(nn.Module):
-    """s = sqrt(softplus(x W_g / gate_temp)); choose by s + bias, weigh by s alone. Source: spec 8."""
+    """s = sqrt(softplus(x W_g / gate_temp)); choose by s + bias, weigh by s alone.
+
+    Source: spec 8.
+    """
 
     def __init__(self, config: Config):
         super().__init__()
@@ -64,7 +67,10 @@ class Experts(nn.Module):
 
 
 class MoE(nn.Module):
-    """sum over chosen experts of weight * expert(x), plus the shared expert, in at least fp32. Source: spec 8."""
+    """sum over chosen experts of weight * expert(x), plus the shared expert, in at least fp32.
+
+    Source: spec 8.
+    """
 
     def __init__(self, config: Config, layer: int, ops: Ops):
         super().__init__()
@@ -77,7 +83,7 @@ class MoE(nn.Module):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         """Shapes: [B,S,D] -> [B,S,D]."""
         scores_BSE, experts_BSA, weights_BSA = self.gate(x)
-        routed_ND = self.ops.experts(
+        routed_nD = self.ops.experts(
             x.flatten(0, 1), experts_BSA.flatten(0, 1), weights_BSA.flatten(0, 1),
             self.experts.w1, self.experts.w2, self.experts.w3, self.limit,
         )  # fmt: skip
@@ -85,4 +91,4 @@ class MoE(nn.Module):
         see(ctx.trace, f"{self.path}.scores", scores_BSE)
         see(ctx.trace, f"{self.path}.experts", experts_BSA)
         see(ctx.trace, f"{self.path}.weights", weights_BSA)
-        return (routed_ND.view(x.shape) + self.shared_experts(x)).to(x.dtype)
+        return (routed_nD.view(x.shape) + self.shared_experts(x)).to(x.dtype)

@@ -12,7 +12,10 @@ from tinyds41.model.width import check_width
 
 
 class RMSNorm(nn.Module):
-    """y = w * x / sqrt(mean(x^2) + eps), in at least fp32, cast back. Shapes: [..., width]. Source: spec 2."""
+    """y = w * x / sqrt(mean(x^2) + eps), in at least fp32, cast back.
+
+    Shapes: [..., width]. Source: spec 2.
+    """
 
     def __init__(self, width: int, eps: float):
         super().__init__()
@@ -25,7 +28,10 @@ class RMSNorm(nn.Module):
 
 
 class _RMSNorm(torch.autograd.Function):
-    """The formula with a backward pass that keeps x and one number per row; autograd's would keep three arrays."""
+    """The formula with a backward pass that keeps x and one number per row.
+
+    Autograd's would keep three arrays.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -11,7 +11,9 @@ from tinyds41.config import Config
 
 
 class Rope:
-    """The frequencies of one kind of layer: plain for window-only layers, YaRN for compressed ones.
+    """The frequencies of one kind of layer.
+
+    Plain for window-only layers, YaRN for compressed ones.
 
     Units: angles in radians, built in float64: near position 1,048,575 fp32 angles are off by 0.06.
     Source: spec 2. The frequencies are no buffer, so that `model.to(bfloat16)` cannot round them.
@@ -22,14 +24,20 @@ class Rope:
         self.frequencies = inverse_frequencies(config, compressed=compressed)
 
     def rotation(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """e^{i p f}. Shapes: positions [...] (integers) -> complex [..., R/2], complex128 for float64."""
+        """e^{i p f}.
+
+        Shapes: positions [...] (integers) -> complex [..., R/2], complex128 for float64.
+        """
         angles = positions.unsqueeze(-1) * self.frequencies.to(positions.device)
         turn = torch.polar(torch.ones_like(angles), angles)
         return turn if dtype == torch.float64 else turn.to(torch.complex64)
 
 
 def inverse_frequencies(config: Config, *, compressed: bool) -> Tensor:
-    """f_i, float64 [R/2]: theta^(-2i/R), for compressed layers blended by YaRN's ramp. Source: spec 2."""
+    """f_i, float64 [R/2]: theta^(-2i/R), for compressed layers blended by YaRN's ramp.
+
+    Source: spec 2.
+    """
     width = config.qk_rope_head_dim
     base = config.compress_rope_theta if compressed else config.rope_theta
     pair = torch.arange(width // 2, dtype=torch.float64, device="cpu")
@@ -57,7 +65,9 @@ def yarn_ramp(config: Config) -> tuple[float, float]:
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    """Turns the adjacent pairs (2i, 2i+1) of the last R channels; pass `rotation.conj()` to turn back.
+    """Turns the adjacent pairs (2i, 2i+1) of the last R channels.
+
+    Pass `rotation.conj()` to turn back.
 
     Shapes: x [..., C], rotation complex [..., R/2] that broadcasts over x's leading axes.
     Raises: ValueError when x has fewer than R channels.

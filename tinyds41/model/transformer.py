@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 
 class Model(nn.Module):
-    """DeepSeek-V4.1-Flash at any size. `model(ids)` gives logits; `encode` and `decode` are its two halves.
+    """DeepSeek-V4.1-Flash at any size.
+
+    `model(ids)` gives logits; `encode` and `decode` are its two halves.
 
     tokenizer: needed for Engram unless engram_compressed_vocab_size equals vocab_size; kept as `model.tokenizer`.
     token_map: the tokenizer's compressed ids [V], where the tokenizer itself is not at hand.
@@ -93,7 +95,8 @@ class Model(nn.Module):
         """Logits of whole sequences, with gradients.
 
         Shapes: ids [B,S] integers, documents [B,S] (see `Sequence`) -> [B,S,V].
-        Raises: ValueError for ids out of range, an empty prompt, more tokens than max_position_embeddings.
+        Raises: ValueError for ids out of range, an empty prompt, more tokens than max_position_embeddings, documents of
+            another shape; KeyError for a pattern of the trace that matches nothing.
         """
         check_ids(ids, self.config)
         ctx = Sequence(self.config, ids, documents, trace)
@@ -126,7 +129,10 @@ class Model(nn.Module):
         return carry
 
     def logits(self, carry: Carry) -> Tensor:
-        """W_head RMSNorm(sum_i mix_i X_i), with the last sub-layer's pre. Shapes: -> [B,S,V]. Source: spec 7."""
+        """W_head RMSNorm(sum_i mix_i X_i), with the last sub-layer's pre.
+
+        Shapes: -> [B,S,V]. Source: spec 7.
+        """
         return self.head(self.norm(carry.collapsed))
 
     @property

@@ -24,7 +24,10 @@ def kv_rows(models: Mapping[str, KVBytes]) -> list[dict[str, Any]]:
 
 @styled
 def plot_kv_bytes(style: Style, models: Mapping[str, KVBytes], *, ax: Axes | None = None) -> Axes:
-    """Cache growth per token by store, a segment per layer that keeps rows; constant windows as a note."""
+    """Cache growth per token by store, a segment per layer that keeps rows.
+
+    Windows do not grow: a note.
+    """
     require_data(models, "models")
     ax = ax or new_axes(style, height=0.16 + 0.11 * len(models))
     colours = (style.palette.blue, style.palette.orange)
@@ -88,7 +91,7 @@ def plot_parameters(style: Style, parameters: Parameters, *, model: str, ax: Axe
 def plot_decode_work(
     style: Style, curves: Mapping[str, Sequence[DecodeWork]], *, model: str, ax: Axes | None = None
 ) -> Axes:
-    """Work per generated token against context, one line per accounting, labelled with its growth.
+    """Work per generated token against context, a line per accounting, labelled with its growth.
 
     curves: by accounting, as `{name: cost.curve(contexts, name) for name in ACCOUNTINGS}`.
     """

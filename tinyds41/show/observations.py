@@ -18,7 +18,9 @@ LOAD_NAMES = ("layers.*.ffn.experts",)
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of tokens that a layer saw, chose or could choose from, for one query; both ends included.
+    """A stretch of tokens that a layer saw, chose or could choose from, for one query.
+
+    Both ends included.
 
     kind: "visible" (all global entries in reach), "pool", "window" or "selected".
     source: the layer that made the choice; its own number unless the layer reuses another one's.

@@ -26,7 +26,10 @@ class LossPoint:
 
 @styled
 def plot_selection(style: Style, spans: Sequence[Span], *, model: str, ax: Axes | None = None) -> Axes:
-    """What each layer saw and chose for one query: window, candidate pool and selected entries over the context."""
+    """What each layer saw and chose for one query.
+
+    Drawn are window, candidate pool and selected entries over the context.
+    """
     require_data(spans, "spans")
     layers = sorted({span.layer for span in spans})
     query = max(span.last for span in spans if span.kind == "window")
@@ -80,7 +83,7 @@ def _name_kinds(ax: Axes, spans: Iterable[Span], colours: dict[str, str]) -> Non
 
 @styled
 def plot_expert_load(style: Style, loads: Sequence[ExpertLoad], *, model: str, ax: Axes | None = None) -> Axes:
-    """Visits of each expert in each layer, relative to an even share (1.0): the balance that training keeps."""
+    """Visits of each expert in each layer, relative to an even share (1.0)."""
     require_data(loads, "expert loads")
     n_layers, n_experts = max(load.layer for load in loads) + 1, max(load.expert for load in loads) + 1
     ax = ax or new_axes(style, height=min(0.8, 0.2 + 0.04 * n_layers))

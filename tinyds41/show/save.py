@@ -17,7 +17,9 @@ PNG_DPI = 200
 
 
 def save_figure(ax: Axes, folder: str | Path, name: str, rows: Sequence[Any]) -> list[Path]:
-    """Writes NAME.svg, NAME.png and NAME.csv and returns their paths; the same figure gives the same bytes.
+    """Writes NAME.svg, NAME.png and NAME.csv and returns their paths.
+
+    The same figure gives the same bytes.
 
     rows: what the figure shows, as dataclasses or mappings that all have the same columns.
     Raises: ValueError for a name with a folder in it, no rows, or rows of different columns; OSError when a file

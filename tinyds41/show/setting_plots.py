@@ -14,7 +14,9 @@ from tinyds41.show.style import Style, new_axes, require_data, styled
 def plot_loss_by_setting(
     style: Style, losses: Mapping[int, float], *, setting: str, trained: int, model: str, ax: Axes | None = None
 ) -> Axes:
-    """Held-out loss under each value of a setting, log axis; dashed and filled: the value it was trained with.
+    """Held-out loss under each value of a setting, log axis.
+
+    Dashed and filled: the value it was trained with.
 
     losses: nats per token, by value.
     Raises: ValueError when the value it was trained with is not among them.

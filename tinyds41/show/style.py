@@ -18,7 +18,9 @@ Arguments = ParamSpec("Arguments")
 
 @dataclass(frozen=True)
 class Palette:
-    """Colours by name. The five hues stay apart for the common kinds of colour blindness and in grey.
+    """Colours by name.
+
+    The five hues stay apart for the common kinds of colour blindness and in grey.
 
     Source: Okabe and Ito, Color Universal Design; lightened where the paper is dark.
     """
@@ -69,7 +71,10 @@ class Style:
         return 6.4 if self.medium == "page" else 11.0
 
     def rc(self) -> dict[str, Any]:
-        """Matplotlib's settings for this style; backgrounds are opaque, so that a figure reads on any page."""
+        """Matplotlib's settings for this style.
+
+        Backgrounds are opaque, so that a figure reads on any page.
+        """
         ink, paper, small = self.palette.ink, self.palette.paper, 0.9 * self.font
         return {
             "figure.facecolor": paper, "axes.facecolor": paper, "savefig.facecolor": paper,
@@ -100,7 +105,9 @@ def require_data(data: Sized, what: str) -> None:
 
 
 def label_right(ax: Axes, labels: Sequence[tuple[float, str, str]], *, apart: float = 0.09) -> None:
-    """Names curves where they end, at the right of linear axes whose limits are set; close labels move apart.
+    """Names curves where they end, at the right of linear axes whose limits are set.
+
+    Close labels move apart.
 
     labels: (y in data, text, colour); apart: least distance, in heights of the axes.
     """
@@ -112,7 +119,7 @@ def label_right(ax: Axes, labels: Sequence[tuple[float, str, str]], *, apart: fl
 
 
 def styled(draw: Callable[Concatenate[Style, Arguments], Axes]) -> Callable[..., Axes]:
-    """Makes a plot function take `style=` (default: a light page) and draws everything in it under its settings.
+    """Makes a plot function take `style=` (default: a light page) and draw under its settings.
 
     The settings end with the call: nothing global changes.
     """

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class _Training(ModuleType):
-    """The package and the function share the name `tinyds41.train`, so the package can be called.
+    """Package and function share the name `tinyds41.train`, so the package can be called.
 
     Python binds a package's submodule over any attribute of that name at its first import; a plain function
     would work or not depending on what was imported before.

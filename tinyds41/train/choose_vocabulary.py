@@ -32,7 +32,7 @@ TRIAL_STEPS = 9
 
 
 def measure(vocab_size: int, seconds: float, seed: int) -> dict[str, Any]:
-    """Fits a tokenizer, trains a toy with it for about `seconds`, and evaluates it on held-out text."""
+    """Fits a tokenizer, trains a toy with it for about `seconds`, evaluates it on held-out text."""
     tokenizer = fit(vocab_size)
     training = Corpus.from_texts(tokenizer, [text for name in TRAINED_ON for text in documents(name)])
     held_out = Corpus.from_texts(tokenizer, documents(HELD_OUT, "held_out"))
@@ -76,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     content = {"name": "vocabulary", "date": datetime.date.today().isoformat(), "device": "cpu",
                "threads": torch.get_num_threads(), "seed": args.seed, "rows": rows}  # fmt: skip
     if args.out is not None:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

@@ -30,7 +30,10 @@ def data_folder() -> Path:
 
 
 def manifest(folder: Path | None = None) -> dict[str, dict[str, Any]]:
-    """File name to its entry: bytes, sha256, source, licence, cut; texts also say what is held out."""
+    """File name to its entry: bytes, sha256, source, licence, cut.
+
+    Texts also say what is held out.
+    """
     entries = json.loads(((folder or data_folder()) / MANIFEST).read_text("utf-8"))["files"]
     return {entry["file"]: entry for entry in entries}
 
@@ -68,7 +71,9 @@ def read_text(path: str | Path) -> str:
 
 
 def documents(name_or_path: str | Path, split: str = "train") -> list[str]:
-    """Documents of a shipped text ("plays", "jargon", "devil") or of a user's file; the splits share none.
+    """Documents of a shipped text ("plays", "jargon", "devil") or of a user's file.
+
+    The splits share none.
 
     The held-out part is always the end: as many documents as the manifest says, or the last tenth of a user's
     file (of its one document, cut at a line end).
@@ -102,7 +107,10 @@ def split_text(text: str, n_held_out: int | None = None) -> tuple[list[str], lis
 
 
 class Batch(NamedTuple):
-    """Shapes: ids [B, S+1] int64, inputs and targets in one; documents [B, S+1] int64, or None if unpacked."""
+    """Token ids, inputs and targets in one, with the documents they belong to.
+
+    Shapes: ids [B, S+1] int64; documents [B, S+1] int64, or None if unpacked.
+    """
 
     ids: Tensor
     documents: Tensor | None
@@ -144,24 +152,30 @@ class Corpus:
         return len(self.ids)
 
     def batch(self, step: int, batch_size: int, length: int, seed: int = 0) -> Batch:
-        """Random windows of length + 1 tokens that depend on (seed, step) alone, so a resumed run sees the same.
+        """Random windows of length + 1 tokens; they depend on (seed, step) alone.
+
+        So a resumed run sees the same.
 
         Raises: ValueError naming tokens and length if the text is too short for one sequence.
         """
-        self._require(length)
+        self.require(length)
         # A generator per step, not one that runs on: nothing but the step number must be saved to resume.
         generator = np.random.default_rng([seed, step])
         starts = generator.integers(0, len(self) - length, size=batch_size)
         return self._windows(starts.tolist(), length)
 
     def in_order(self, batch_size: int, length: int) -> Iterable[Batch]:
-        """Windows one after another, for evaluation: each token is a target once, but for a last part < length."""
-        self._require(length)
+        """Windows one after another, for evaluation.
+
+        Each token is a target once, but for a last part < length.
+        """
+        self.require(length)
         starts = range(0, len(self) - length, length)
         for first in range(0, len(starts), batch_size):
             yield self._windows(starts[first : first + batch_size], length)
 
-    def _require(self, length: int) -> None:
+    def require(self, length: int) -> None:
+        """Raises: ValueError naming tokens and length when there is not one sequence in the text."""
         if len(self) < length + 1:
             raise ValueError(f"a text of {len(self)} tokens is too short for a sequence of length {length} + 1 target")
 

@@ -32,7 +32,9 @@ def evaluate(
     model: Model, corpus: Corpus, *, train: Corpus | None = None, length: int = 256, batch_size: int = 8,
     max_tokens: int | None = None,
 ) -> Evaluation:  # fmt: skip
-    """The loss over consecutive windows of `corpus`, at most about `max_tokens`; `train` gives the unigram baseline.
+    """The loss over consecutive windows of `corpus`, at most about `max_tokens`.
+
+    `train` gives the unigram baseline.
 
     Differs: every window starts with an empty context, so the loss is a little above that of one long pass.
     Raises: ValueError when no window of the corpus has a token to predict.
@@ -66,7 +68,10 @@ def _total_loss(logits: Tensor, wanted: Tensor) -> float:
 
 
 def bits_per_character(loss: float, corpus: Corpus) -> float | None:
-    """Nats per token to bits per character of the text. The first token of a document is given, not predicted."""
+    """Nats per token to bits per character of the text.
+
+    The first token of a document is given, not predicted.
+    """
     if not corpus.characters:
         return None
     n_documents = 1 if corpus.documents is None else len(corpus.documents.unique_consecutive())
@@ -74,6 +79,9 @@ def bits_per_character(loss: float, corpus: Corpus) -> float | None:
 
 
 def unigram(ids: Tensor, vocab_size: int) -> Tensor:
-    """log share of each token in a text, each counted once more so that none is impossible. Shapes: [T] -> [V]."""
+    """log share of each token in a text, each counted once more so that none is impossible.
+
+    Shapes: [T] -> [V].
+    """
     counts_V = torch.bincount(ids.long(), minlength=vocab_size).double() + 1
     return (counts_V / counts_V.sum()).log()

@@ -1,9 +1,9 @@
 """Fit the shipped tokenizer on the training split of the shipped texts.
 
-    python -m tinyds41.train.fit_tokenizer --vocab-size 2048
+    python -m tinyds41.train.fit_tokenizer --vocab-size 2048 --out data
 
-Writes tokenizer.json and prints how many bytes a token stands for on the held-out parts. Into the shipped data
-folder it also enters the new checksum in the manifest. The same texts and size give the same file.
+Prints how many bytes a token stands for on the held-out parts; with --out it also writes tokenizer.json, and into the
+shipped data folder the new checksum in the manifest. The same texts and size give the same file.
 """
 
 from __future__ import annotations

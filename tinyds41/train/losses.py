@@ -28,13 +28,18 @@ TRACED = (
 
 
 def run(model: Model, ids: Tensor, documents: Tensor | None = None) -> tuple[Tensor, Sequence]:
-    """Logits, and the context with the trace that the losses below read. Shapes: ids [B,S] -> [B,S,V]."""
+    """Logits, and the context with the trace that the losses below read.
+
+    Shapes: ids [B,S] -> [B,S,V].
+    """
     ctx = Sequence(model.config, ids, documents, Trace(*TRACED, detach=False))
     return model.logits(model.decode(model.encode(ids, ctx), ctx)), ctx
 
 
 def targets(ids: Tensor, documents: Tensor | None) -> Tensor:
-    """The next token of each position; IGNORED where it belongs to another document, or is padding.
+    """The next token of each position.
+
+    IGNORED where it belongs to another document, or is padding.
 
     Shapes: ids and documents [B,S+1] -> [B,S].
     """
@@ -57,14 +62,19 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def expert_counts(experts: Tensor, n_experts: int, alive: Tensor) -> Tensor:
-    """How often each sequence chose each expert, padding aside. Shapes: [B,S,A], alive [B,S] -> float32 [B,E]."""
+    """How often each sequence chose each expert, padding aside.
+
+    Shapes: [B,S,A], alive [B,S] -> float32 [B,E].
+    """
     chosen_BSA = alive.unsqueeze(-1).expand_as(experts).float()
     counts_BE = torch.zeros(experts.shape[0], n_experts, device=experts.device)
     return counts_BE.scatter_add_(1, experts.flatten(1), chosen_BSA.flatten(1))
 
 
 def balance_loss(scores: Tensor, experts: Tensor, alive: Tensor) -> Tensor:
-    """sum_e f_e P_e per sequence, then the mean over sequences; 1 when every expert gets the same.
+    """sum_e f_e P_e per sequence, then the mean over sequences.
+
+    1 when every expert gets the same.
 
     f_e = E / (k T) * (times e was chosen), P_e = mean over tokens of s_e / sum s. Only P carries a gradient.
 
@@ -78,7 +88,10 @@ def balance_loss(scores: Tensor, experts: Tensor, alive: Tensor) -> Tensor:
 
 
 def balance(model: Model, ctx: Sequence) -> tuple[Tensor, Tensor]:
-    """The balance loss summed over layers, and what each expert got. Shapes: -> scalar, float32 [L,E]."""
+    """The balance loss summed over layers, and what each expert got.
+
+    Shapes: -> scalar, float32 [L,E].
+    """
     assert ctx.trace is not None
     losses, loads = [], []
     for layer in model.plan:
@@ -93,7 +106,10 @@ def balance(model: Model, ctx: Sequence) -> tuple[Tensor, Tensor]:
 
 
 def sample_queries(step: int, length: int, n: int, seed: int) -> Tensor:
-    """Positions on which a step teaches the indexer, ascending; they depend on (seed, step) alone. Shapes: [n]."""
+    """Positions on which a step teaches the indexer, ascending.
+
+    They depend on (seed, step) alone. Shapes: [n].
+    """
     # The 1 keeps this stream apart from the corpus, which draws from [seed, step].
     generator = np.random.default_rng([seed, step, 1])
     return torch.from_numpy(np.sort(generator.choice(length, size=min(n, length), replace=False)))
@@ -101,7 +117,9 @@ def sample_queries(step: int, length: int, n: int, seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Teacher:
-    """Where attention looks when nothing is hidden from it, for one index source and the sampled queries.
+    """Where attention looks when nothing is hidden from it.
+
+    For one index source and the sampled queries.
 
     Shapes: mass [B,n,T] sums to 1 over the visible entries, visible [B,n,T], sighted [B,n]: sees any entry at all.
     """
@@ -113,7 +131,9 @@ class Teacher:
 
 @torch.no_grad()
 def teachers(model: Model, ctx: Sequence, queries: Tensor) -> dict[int, Teacher]:
-    """A teacher per index source: the attention mass of all heads of all layers that follow its selection.
+    """A teacher per index source: the attention mass of all layers that follow its selection.
+
+    Summed over heads and layers.
 
     Shapes: queries [n] positions of the row. Source: spec 12.
     """
@@ -147,7 +167,9 @@ def _mass(model: Model, ctx: Sequence, layer: int, queries: Tensor, entries: Row
 
 
 def indexer_loss(model: Model, ctx: Sequence, queries: Tensor, teaching: dict[int, Teacher] | None = None) -> Tensor:
-    """KL(attention mass || softmax of the index scores) over the visible entries, mean over queries and sources.
+    """KL(attention mass || softmax of the index scores) over the visible entries.
+
+    The mean over queries, then over sources.
 
     Gradients reach indexer weights alone: the teacher is detached, and so are the indexer's inputs.
 
@@ -193,7 +215,10 @@ def _indexer(block: Block) -> Indexer:
 
 @dataclass(frozen=True)
 class Recall:
-    """Share of the attention mass that survives a choice, 0..1; None when no query saw more than it may keep."""
+    """Share of the attention mass that survives a choice, 0..1.
+
+    None when no query saw more than it may keep.
+    """
 
     selection: float | None
     pool: float | None
@@ -203,7 +228,9 @@ class Recall:
 def recall(
     model: Model, ctx: Sequence, queries: Tensor, teaching: dict[int, Teacher] | None = None
 ) -> dict[int, Recall]:
-    """Per index source, the mean mass inside the top-K and inside the pool, over queries that had to leave some out.
+    """Per index source, the mean mass inside the top-K and inside the pool.
+
+    Only queries that had to leave some out count.
 
     Source: spec 12.
     """

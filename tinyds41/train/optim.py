@@ -17,7 +17,9 @@ DECAYED = {"matrix": True, "norm": True, "table": False, "scale": False}
 
 
 def role(name: str) -> str:
-    """What a parameter is to its optimiser: "matrix", "norm", "table" (rows looked up by id) or "scale".
+    """What a parameter is to its optimiser.
+
+    One of "matrix", "norm", "table" (rows looked up by id) or "scale".
 
     Source: spec 11.
     """
@@ -30,7 +32,9 @@ def role(name: str) -> str:
 
 
 def adamw(model: Model, learning_rate: float) -> torch.optim.AdamW:
-    """One group per role, each with its `role` and `names`; gate biases, which no gradient moves, are in none.
+    """One group per role, each with its `role` and `names`.
+
+    Gate biases, which no gradient moves, are in none.
 
     Norms and matrices decay; scales, sinks, bases and tables do not. Source: spec 11.
     Differs: matrices and tables have Muon and balanced momentum in the report.
@@ -46,7 +50,7 @@ def adamw(model: Model, learning_rate: float) -> torch.optim.AdamW:
 
 
 def learning_rate_at(step: int, *, base: float, warmup: int, steps: int) -> float:
-    """Linear over `warmup` steps, then half a cosine from `base` to a tenth of it at the last step."""
+    """Linear over `warmup` steps, then half a cosine to a tenth of `base` at the last step."""
     if step < warmup:
         return base * (step + 1) / warmup
     progress = (step - warmup) / max(1, steps - 1 - warmup)
@@ -55,7 +59,10 @@ def learning_rate_at(step: int, *, base: float, warmup: int, steps: int) -> floa
 
 @torch.no_grad()
 def move_gate_biases(model: Model, load: Tensor) -> None:
-    """bias_e += 0.001 sign(mean load - load_e): the too busy are chosen less. Shapes: load [L,E]. Source: spec 8."""
+    """bias_e += 0.001 sign(mean load - load_e): the too busy are chosen less.
+
+    Shapes: load [L,E]. Source: spec 8.
+    """
     step_LE = BIAS_STEP * torch.sign(load.mean(-1, keepdim=True) - load)
     for layer, step_E in enumerate(step_LE):
         bias = model.get_parameter(f"layers.{layer}.ffn.gate.bias")

@@ -17,7 +17,9 @@ FILE_NAME = "snapshot.safetensors"
 
 
 def save_snapshot(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, record: Mapping[str, Any]) -> Path:
-    """Weights, optimiser state and `record` (JSON, in the file's header) in one file, written beside and then moved.
+    """Weights, optimiser state and `record` in one file, written beside and then moved.
+
+    The record is JSON in the file's header.
 
     Raises: OSError when the folder cannot be written; the snapshot before stays as it was.
     """
@@ -37,7 +39,7 @@ def save_snapshot(folder: Path, model: nn.Module, optimizer: torch.optim.Optimiz
 
 
 def load_snapshot(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Any]:
-    """Puts a snapshot's weights into `model`, its state into `optimizer`, and returns its record.
+    """Puts a snapshot's weights into `model`, its state into `optimizer`; returns its record.
 
     Raises: FileNotFoundError naming the file; RuntimeError (from torch) for weights of another model.
     """

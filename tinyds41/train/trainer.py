@@ -104,7 +104,7 @@ class History:
 
 
 class Batches(Protocol):
-    """A corpus or task: batches that depend on (seed, step) alone, so that a resumed run sees the same."""
+    """A corpus or task: batches that depend on (seed, step) alone, for runs that resume."""
 
     def batch(self, step: int, batch_size: int, length: int, seed: int) -> Batch: ...
 
@@ -119,8 +119,9 @@ def train(
     Ctrl-C finishes the present step, saves, and returns with `history.interrupted`.
     The same model, corpus, config and number of threads give the same bits.
 
-    Raises: FloatingPointError naming the step when a loss or gradient is not finite; the model then is as it was
-        before that step, and the last snapshot stays.
+    Raises: ValueError for a field out of range or a text too short, TypeError for an unknown field; FileNotFoundError
+        when there is nothing to resume; FloatingPointError naming the step when a loss or gradient is not finite: the
+        model then is as it was before that step, and the last snapshot stays.
     """
     config = dataclasses.replace(config or TrainConfig(), **changes)
     optimizer = adamw(model, config.learning_rate)
@@ -192,7 +193,9 @@ def _step(
 
 
 def clip(model: Model, largest: float, step: int) -> None:
-    """Bounds the gradient's norm, the indexers' apart: how badly they imitate must not slow the model down.
+    """Bounds the gradient's norm, the indexers' apart.
+
+    How badly they imitate must not slow the model down.
 
     Raises: FloatingPointError naming the step when a gradient is not finite.
     """
@@ -216,7 +219,10 @@ class _Interrupt:
 
 @contextmanager
 def _interrupt_as_flag() -> Iterator[_Interrupt]:
-    """Ctrl-C sets a flag that is read between steps: half an update is never saved. A second one stops at once."""
+    """Ctrl-C sets a flag that is read between steps: half an update is never saved.
+
+    A second one stops at once.
+    """
     interrupt = _Interrupt()
 
     def remember(number: int, frame: Any) -> None:
