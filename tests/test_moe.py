@@ -6,10 +6,11 @@ import math
 
 import pytest
 import torch
-from models import NANO, context, scatter
+from models import NANO, context, random_ids, scatter
 
 from tinyds41.model.moe import Expert, Gate, MoE
-from tinyds41.ops import Ops, experts, swiglu
+from tinyds41.model.transformer import Model
+from tinyds41.ops import Ops, experts, experts_grouped, swiglu
 
 SMALL = NANO.replace(hidden_size=4, n_routed_experts=4, num_experts_per_tok=2)
 
@@ -132,7 +133,7 @@ def loop(x, index, weight, w1, w2, w3, limit):
 
 
 @pytest.mark.parametrize(("n", "n_experts", "n_active"), [(1, 4, 2), (13, 4, 1), (13, 4, 4), (7, 16, 3), (40, 3, 2)])
-def test_grouped_experts_equal_the_loop(n, n_experts, n_active):
+def test_sorted_experts_equal_the_loop(n, n_experts, n_active):
     """With experts that no token visits; 1e-12 in float64. Limits of 1 are reached by most values."""
     case = random_experts(n, n_experts, n_active)
     torch.testing.assert_close(experts(*case, 1.0), loop(*case, 1.0), rtol=0, atol=1e-12)
@@ -143,6 +144,33 @@ def test_one_expert_may_take_every_token():
     index[:] = 3
     torch.testing.assert_close(
         experts(x, index, weight, *stacks, 1.0), loop(x, index, weight, *stacks, 1.0), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("n_visited", [1, 4])
+def test_grouped_products_equal_the_loop_with_their_gradients(n_visited):
+    """float32: 1e-5 is a few roundings of sums over 16 values near 10. Experts that no token visits stay at 0."""
+    generator = torch.Generator().manual_seed(3)
+    x, w1, w3, w2 = (torch.randn(*shape, generator=generator, requires_grad=True)
+                     for shape in ((13, 16), (6, 8, 16), (6, 8, 16), (6, 16, 8)))  # fmt: skip
+    index = torch.arange(13 * 2).view(13, 2) % n_visited
+    weight = torch.rand(13, 2, generator=generator, requires_grad=True)
+    inputs = (x, weight, w1, w2, w3)
+    found = []
+    for function in (experts, experts_grouped):
+        out = function(x, index, weight, w1, w2, w3, 1.0)
+        found.append((out, *torch.autograd.grad(out.sin().sum(), inputs)))
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5)
+    assert not found[1][3][n_visited:].any()
+
+
+def test_a_model_on_grouped_products_equals_the_plain_one():
+    """float32 logits within 1e-5: the same products, in another order of summation."""
+    config = NANO.replace(quantize_cache=False, quantize_engram=False)
+    ids = random_ids(2, 9)
+    plain, grouped = Model(config), Model(config, ops=Ops.grouped())
+    assert grouped.layers[0].ffn.ops.experts is experts_grouped
+    torch.testing.assert_close(grouped(ids), plain(ids), rtol=0, atol=1e-5)
 
 
 def test_experts_are_summed_in_float32():

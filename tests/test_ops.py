@@ -10,7 +10,7 @@ from goldens import load
 from models import NANO, scattered
 from torch import Tensor
 
-from tinyds41 import ops
+from tinyds41 import ops, selection
 from tinyds41.formats import GLOBAL, INDEX, WINDOW, Rows
 from tinyds41.model.context import Sequence
 from tinyds41.model.rope import rotate
@@ -156,15 +156,15 @@ def test_scoring_in_chunks_equals_one_shot(monkeypatch, elements, levels):
     q, weight, keys = random_index(2, 19, 30, levels=levels)
     first, last = ranges(2, 19, 30)
     whole = select_all(q, weight, keys, first, last)
-    monkeypatch.setattr(ops, "SCORE_ELEMENTS", elements)
+    monkeypatch.setattr(selection, "SCORE_ELEMENTS", elements)
     for one, other in zip(whole, select_all(q, weight, keys, first, last), strict=True):
         assert torch.equal(one, other)
 
 
 def test_no_array_of_scores_exceeds_the_chunk(monkeypatch):
-    monkeypatch.setattr(ops, "SCORE_ELEMENTS", 2000)
+    monkeypatch.setattr(selection, "SCORE_ELEMENTS", 2000)
     sizes = []
-    monkeypatch.setattr(ops, "index_scores", lambda q, w, k: sizes.append(q.shape) or index_scores(q, w, k))
+    monkeypatch.setattr(selection, "index_scores", lambda q, w, k: sizes.append(q.shape) or index_scores(q, w, k))
     q, weight, keys = random_index(1, 64, 64)
     last = torch.arange(1, 65)[None]
     score_and_select(q, weight, Rows(keys), torch.zeros_like(last), last, 5)
