@@ -88,6 +88,8 @@ def test_the_source_of_the_pool_scores_everything_and_the_reindex_layer_the_pool
     ids, ctx = random_ids(1, LENGTH), context(NANO, LENGTH)
     with torch.no_grad():
         model.decode(model.encode(ids, ctx), ctx)
+    # Gathered once per selection: the Reuse layers 3, 5 and 7 take the same rows.
+    assert ctx.counters.rows_decoded == dict.fromkeys((2, 4, 6), LENGTH * 3)
     assert ctx.counters.entries_scored == {2: LENGTH * (LENGTH // 2), 4: LENGTH * LENGTH, 6: LENGTH * 3 * 2}
 
 

@@ -204,5 +204,7 @@ def test_counters_add_per_name_and_layer():
     counters.add("tokens_run", 4, 1)
     assert counters.tokens_run == {3: 7, 4: 1}
     assert counters.entries_scored == {}
+    with pytest.raises(AttributeError, match=r"no count is called 'entries_scord'.*entries_scored"):
+        _ = counters.entries_scord
     counters.reset()
     assert counters.tokens_run == {}

@@ -176,3 +176,8 @@ def test_a_bad_train_config_names_the_field(field, value):
 def test_a_text_that_is_too_short_names_its_length():
     with pytest.raises(ValueError, match="10 tokens is too short for a sequence of length 13"):
         train(nano(), Corpus(torch.arange(10).int()), QUICK, progress=False)
+
+
+def test_resuming_without_a_folder_is_refused():
+    with pytest.raises(ValueError, match="resume=True needs the folder"):
+        train(Model(Config.preset("nano")), None, steps=1, resume=True, progress=False)

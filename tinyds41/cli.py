@@ -28,7 +28,8 @@ COMMANDS = {
     "inspect": Command("tinyds41.checkpoint.inspect_command", "show what a model folder holds"),
 }
 
-USER_ERRORS = (ValueError, OSError, MemoryError)  # what bad input raises, see the modules' docstrings
+# What bad input raises, and training that runs away; see the modules' docstrings.
+USER_ERRORS = (ValueError, OSError, MemoryError, FloatingPointError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -40,7 +40,10 @@ class Window:
     size: int  # W, an upper bound of what a query sees
 
 
-def attend(q: Tensor, window: Window, selection: Selection | None, sink: Tensor) -> Tensor:
+def attend(
+    q: Tensor, window: Window, selection: Selection | None, sink: Tensor, *,
+    count: Callable[[int], None] | None = None,
+) -> Tensor:  # fmt: skip
     """o_h = sum_i e^{s_i} v_i / (e^{sink_h} + sum_i e^{s_i}) over window and selected rows.
 
     Keys and values are the same rows, K = V.
@@ -54,7 +57,7 @@ def attend(q: Tensor, window: Window, selection: Selection | None, sink: Tensor)
     chunk = max(1, ATTEND_ELEMENTS // per_query // window.size) * window.size
     rows_BTC, n_queries = window.rows.all(), q.shape[1]
     past, outputs, start = rows_BTC.shape[1] - n_queries, [], 0
-    parts_chosen = itertools.repeat(None) if selection is None else selection.rows(chunk)
+    parts_chosen = itertools.repeat(None) if selection is None else selection.rows(chunk, count)
     for q_BSHC, chosen_BSKC in zip(q.split(chunk, 1), parts_chosen, strict=False):
         stop = start + q_BSHC.shape[1]
         begin = max(0, past + start - window.size + 1)

@@ -263,9 +263,9 @@ def one_document(
     record |= engram_rows(config, ids, dead, token_map)
     for plan in config.plan():
         w = partial(layer_weight, weights, plan.layer)
-        record[f"layers.{plan.layer}.streams"] = streams
         if plan.engram is not None:
             streams = engram(config, streams, record[f"layers.{plan.layer}.engram_rows"], dead, w)
+        record[f"layers.{plan.layer}.streams"] = streams
         streams, mix = sub_layer(config, streams, mix, w, "attn", partial(attention, config, plan, w=w, record=record))
         streams, mix = sub_layer(config, streams, mix, w, "ffn", partial(mixture, config, plan, w=w, record=record))
     record |= {"streams": streams, "mix": mix}

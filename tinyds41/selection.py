@@ -79,18 +79,23 @@ class Selection:
     pool: Tensor | None = None
     _taken: Tensor | None = field(default=None, repr=False)
 
-    def rows(self, chunk: int) -> Iterator[Tensor]:
+    def rows(self, chunk: int, count: Callable[[int], None] | None = None) -> Iterator[Tensor]:
         """The chosen rows [B,S,K,C], `chunk` queries at a time; where there is no choice (-1) any row stands.
 
         Rows that are few, or that gradients keep alive anyway, are gathered once and shared by the Reuse layers that
         follow; many would come back from memory more slowly than they are gathered again.
         """
         if self._taken is None and (torch.is_grad_enabled() or self.index.numel() * self.entries.shape[2] <= SHARED):
-            self._taken = self._take(self.index)
+            self._taken = self._take(self.index, count)
         # split, not slices: the gradient of a slice is a whole array of zeros for each chunk.
-        yield from map(self._take, self.index.split(chunk, 1)) if self._taken is None else self._taken.split(chunk, 1)
+        if self._taken is None:
+            yield from (self._take(part, count) for part in self.index.split(chunk, 1))
+        else:
+            yield from self._taken.split(chunk, 1)
 
-    def _take(self, index: Tensor) -> Tensor:
+    def _take(self, index: Tensor, count: Callable[[int], None] | None) -> Tensor:
+        if count is not None:
+            count(index.numel())
         # Whoever masks -1 anyway saves the blanking of these rows.
         return self.entries.take(index.clamp(min=0))
 

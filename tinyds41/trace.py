@@ -74,23 +74,29 @@ def see(trace: Trace | None, name: str, value: Tensor | Callable[[], Tensor], *,
         trace.keep(name, value() if callable(value) else value, by_query=by_query)
 
 
+# Tokens that attention ran on; tokens whose global entries the boundary layer projected; index scores computed;
+# rows of global KV gathered, charged to the layer that gathered them first.
+COUNTS = ("tokens_run", "boundary_projections", "entries_scored", "rows_decoded")
+
+
 class Counters:
     """Work done per layer, taken from the shapes of the tensors that did it.
 
-    Names: tokens_run, boundary_projections (in every Full layer), entries_scored. Units: counts summed over the batch.
-    A name that nothing was added to reads as {}.
+    Units: counts summed over the batch. A count that nothing was added to reads as {}.
+    Raises: AttributeError, KeyError for a name that is none of `COUNTS`.
     """
 
     def __init__(self) -> None:
-        self._counts: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+        self._counts: dict[str, dict[int, int]] = {name: defaultdict(int) for name in COUNTS}
 
     def add(self, name: str, layer: int, amount: int) -> None:
         self._counts[name][layer] += amount
 
     def __getattr__(self, name: str) -> dict[int, int]:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return dict(self._counts.get(name, {}))
+        if name not in COUNTS:
+            raise AttributeError(f"no count is called {name!r}: the counts are {', '.join(COUNTS)}")
+        return dict(self._counts[name])
 
     def reset(self) -> None:
-        self._counts.clear()
+        for counts in self._counts.values():
+            counts.clear()

@@ -61,12 +61,11 @@ def tour(options: TourOptions, say: Callable[[str], None] = print) -> Path:
         corpus.require(LENGTH)  # the held-out part is evaluated only after minutes of training
     config = Config.preset("toy", engram_compressed_vocab_size=tokenizer.compressed_vocab_size)
     model = Model(config, tokenizer=tokenizer, device=options.device, seed=options.seed)
-    report = Report(f"A tour of tinyds41: a toy trained for {options.steps} steps", options.out)
-
     say(f"Training {sum(p.numel() for p in model.parameters()):,} parameters on {len(training):,} tokens of "
         f"{Path(options.text).name}, {options.steps} steps of {BATCH_SIZE} x {LENGTH} tokens.")  # fmt: skip
     history = train(model, training, steps=options.steps, seed=options.seed, batch_size=BATCH_SIZE, length=LENGTH,
                     folder=options.out)  # fmt: skip
+    report = Report(f"A tour of tinyds41: a toy trained for {history.step} steps", options.out)
     quality = evaluate(model, held_out, train=training, length=LENGTH, batch_size=BATCH_SIZE, max_tokens=20_000)
     show_training(report, model, history, quality)
     say(quality_line(quality))
@@ -76,10 +75,10 @@ def tour(options: TourOptions, say: Callable[[str], None] = print) -> Path:
     show_query(report, model, held_out, say)
     show_parameters(report, config)
     show_decode_work(report, say)
-    save(model, options.out / "model")
     report.say(f"The tour took {time.perf_counter() - started:.0f} s on {options.device} with "
                f"{torch.get_num_threads()} threads.")  # fmt: skip
     paths = report.write()
+    save(model, options.out / "model")
     say(f"Report: {paths[1]}   model: {options.out / 'model'}")
     return paths[1]
 

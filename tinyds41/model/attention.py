@@ -53,7 +53,8 @@ class Attention(nn.Module):
         if self.config.quantize_cache:
             kv_BSC = WINDOW.fake_quant(kv_BSC)
         window = ctx.add_window(self.layer, kv_BSC)
-        out_BSHC = self.ops.attend(q_BSHC, window, selection, self.attn_sink)
+        out_BSHC = self.ops.attend(
+            q_BSHC, window, selection, self.attn_sink, count=lambda n: ctx.counters.add("rows_decoded", self.layer, n))
         ctx.counters.add("tokens_run", self.layer, x.shape[0] * x.shape[1])
 
         see(ctx.trace, f"{self.path}.input", x)

@@ -128,7 +128,8 @@ class Block(nn.Module):
         assert self.compressor is not None and self.indexer is not None
         layer = self.layer.layer
         c, z, positions = ctx.groups(layer, *self.compressor.project(x))
-        ctx.counters.add("boundary_projections", layer, x.shape[0] * x.shape[1])
+        if self.layer.half == "decoder":
+            ctx.counters.add("boundary_projections", layer, x.shape[0] * x.shape[1])
         latent_BGC = self.compressor.latent(c, z)
         rotation = self.rope.rotation(positions, x.dtype)
         kv_BGC = rotate(latent_BGC, rotation)

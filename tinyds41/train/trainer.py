@@ -127,6 +127,8 @@ def train(
     optimizer = adamw(model, config.learning_rate)
     folder = None if folder is None else Path(folder)
     history = History(tokens_per_step=config.batch_size * config.length)
+    if resume and folder is None:
+        raise ValueError("resume=True needs the folder whose snapshot is to go on")
     if resume and folder is not None:
         history = History(**load_snapshot(folder, model, optimizer)["history"])
         history.interrupted = False
