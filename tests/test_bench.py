@@ -30,8 +30,8 @@ def test_the_peak_of_a_fresh_process_is_its_own():
 
 
 def test_a_failing_process_says_why():
-    with pytest.raises(RuntimeError, match=r"tinyds41\.bench\.forward no failed:\n.*ValueError"):
-        in_fresh_process("tinyds41.bench.forward", "no")
+    with pytest.raises(RuntimeError, match=r"(?s)tinyds41\.bench\.forward no 1 failed:\n.*ValueError"):
+        in_fresh_process("tinyds41.bench.forward", "no", "1")
 
 
 def test_the_ratios_are_those_of_the_rows(monkeypatch, tmp_path, capsys):
