@@ -66,6 +66,8 @@ def tour(options: TourOptions, say: Callable[[str], None] = print) -> Path:
     history = train(model, training, steps=options.steps, seed=options.seed, batch_size=BATCH_SIZE, length=LENGTH,
                     folder=options.out)  # fmt: skip
     report = Report(f"A tour of tinyds41: a toy trained for {history.step} steps", options.out)
+    if history.interrupted:
+        say(f"Interrupted after {history.step} steps: the report shows what was learned so far.")
     quality = evaluate(model, held_out, train=training, length=LENGTH, batch_size=BATCH_SIZE, max_tokens=20_000)
     show_training(report, model, history, quality)
     say(quality_line(quality))
@@ -103,10 +105,11 @@ def require_device(name: str) -> None:
 
 def quality_line(quality: Evaluation) -> str:
     assert quality.unigram_loss is not None
+    gain = quality.unigram_loss - quality.loss
     return (
         f"Held-out loss {quality.loss:.2f} nats per token ({quality.bits_per_character or 0:.2f} bits per character); "
-        f"counting tokens alone reaches {quality.unigram_loss:.2f}, so the toy is "
-        f"{quality.unigram_loss - quality.loss:.2f} nats better."
+        f"counting tokens alone reaches {quality.unigram_loss:.2f}, so the toy is {abs(gain):.2f} nats "
+        f"{'better' if gain >= 0 else 'worse'}."
     )
 
 
@@ -116,10 +119,13 @@ def show_training(report: Report, model: Model, history: History, quality: Evalu
     points = [LossPoint(step, "train", loss) for step, loss in enumerate(history.losses, 1)]
     points.append(LossPoint(history.step, "held out", quality.loss))
     report.figure("loss", plot_loss(points, model="the toy", vocab_size=model.config.vocab_size), points)
-    last = history.records[-1]["recall"]
-    report.table("recall of attention mass      in its selection   in the pool\n" + "\n".join(
-        f"index source at layer {source:<8}{_percent(found['selection']):>16}{_percent(found['pool']):>16}"
-        for source, found in last.items()))  # fmt: skip
+    report.say("How much of the attention mass the indexers keep, before training and now. In so short a training "
+               "attention over far entries stays nearly flat, so there is little for them to learn.")  # fmt: skip
+    before, now = history.records[0]["recall"], history.records[-1]["recall"]
+    report.table("index source      in its selection: before     now   in the pool: before     now\n" + "\n".join(
+        f"layer {source:<12}{_percent(before[source]['selection']):>25}{_percent(found['selection']):>8}"
+        f"{_percent(before[source]['pool']):>22}{_percent(found['pool']):>8}"
+        for source, found in now.items()))  # fmt: skip
 
 
 def _percent(share: float | None) -> str:
