@@ -214,3 +214,15 @@ def test_one_layer_of_windows_sees_exactly_w_tokens():
 def test_documents_of_another_shape_are_refused(model):
     with pytest.raises(ValueError, match=r"documents have shape \(1, 4\), ids \(1, 5\)"):
         model(random_ids(1, 5), documents=torch.zeros(1, 4, dtype=torch.long))
+
+
+@pytest.mark.parametrize(("documents", "message"), [
+    (torch.zeros(1, 5), "documents are torch.float32, expected a tensor"),
+    (torch.full((1, 5), torch.nan), "documents are torch.float32"),  # NaN differs from itself: five documents
+    (torch.ones(1, 5, dtype=torch.bool), "documents are torch.bool"),  # a mask would be read as ids
+    ([[0] * 5], "documents are list"),
+    (torch.full((1, 5), -2), "document id -2 is negative: only -1 is"),
+])  # fmt: skip
+def test_documents_that_are_no_ids_are_refused(model, documents, message):
+    with pytest.raises(ValueError, match=message):
+        model(random_ids(1, 5), documents=documents)

@@ -19,6 +19,7 @@ from tinyds41.config import Config
 from tinyds41.model.norm import RMSNorm
 from tinyds41.model.transformer import Model
 from tinyds41.ops import Ops
+from tinyds41.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -271,3 +272,42 @@ def test_names_are_the_released_ones_and_go_both_ways(model):
     assert "layers.6.attn.indexer.wk.weight" not in released  # no source
     assert not any("token_map" in name for name in released)
     assert {our_name(name) for name in released} == set(model.state_dict())
+
+
+@pytest.mark.parametrize("ids", [[[1, 2]], "text", None])
+def test_ids_that_are_no_tensor_are_refused_by_kind(model, ids):
+    with pytest.raises(ValueError, match=f"ids are a {type(ids).__name__}, expected a tensor"):
+        model(ids)
+
+
+def test_a_model_without_weights_says_so_when_it_is_run(model):
+    with pytest.raises(ValueError, match="the model is on the meta device"):
+        Model(NANO, device="meta")(random_ids(1, 3))
+    with pytest.raises(ValueError, match="ids are on meta, the model is on cpu"):
+        model(random_ids(1, 3).to("meta"))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.complex64, torch.float8_e4m3fn, "float32", None])
+def test_a_dtype_that_no_model_has_is_refused(dtype):
+    with pytest.raises(ValueError, match=r"is none of torch\.float32"):
+        Model(NANO, dtype=dtype)
+
+
+@pytest.mark.parametrize("device", ["abacus", "", None])
+def test_a_device_that_is_not_there_is_refused_by_name(device):
+    with pytest.raises(ValueError, match=f"device {device!r} cannot be used"):
+        Model(NANO, device=device)
+
+
+@pytest.mark.parametrize("token_map", [[1, 2], torch.zeros(64)])
+def test_a_token_map_that_is_no_tensor_of_ids_is_refused(token_map):
+    with pytest.raises(ValueError, match="expected a tensor of int64 or int32"):
+        Model(NANO, token_map=token_map)
+
+
+def test_a_pad_token_that_the_tokenizer_lacks_is_refused():
+    tokenizer = Tokenizer.train([], 260)
+    config = NANO.replace(
+        vocab_size=300, engram_compressed_vocab_size=tokenizer.compressed_vocab_size, engram_pad_token_id=299)
+    with pytest.raises(ValueError, match="engram_pad_token_id=299 is none of the tokenizer's 260 ids"):
+        Model(config, tokenizer=tokenizer)

@@ -90,3 +90,14 @@ def test_a_report_escapes_what_html_would_read_as_markup(tmp_path):
     report.say("<script>alert(1)</script>")
     paths = report.write()
     assert "<script>" not in paths[1].read_text() and "&lt;script&gt;" in paths[1].read_text()
+
+
+@pytest.mark.parametrize("foreign", ["model/note.txt", "figures"])
+def test_a_foreign_file_in_the_way_is_refused_before_training(tmp_path, foreign):
+    """The model is saved last: minutes of training would end in the error."""
+    (tmp_path / foreign).parent.mkdir(exist_ok=True)
+    (tmp_path / foreign).write_text("in the way")
+    lines: list[str] = []
+    with pytest.raises(OSError, match=r"note\.txt|figures cannot be written"):
+        tour(TourOptions(steps=1, out=tmp_path), say=lines.append)
+    assert not lines

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import NANO, random_ids, scattered, traced
+from models import NANO, random_ids, scattered, traced, window_only
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tinyds41.config import Config
@@ -208,3 +208,27 @@ def test_counters_add_per_name_and_layer():
         _ = counters.entries_scord
     counters.reset()
     assert counters.tokens_run == {}
+
+
+@pytest.mark.parametrize("position", [-1, LENGTH])
+def test_a_query_outside_the_run_is_refused(model, position):
+    with pytest.raises(ValueError, match=rf"position {position}: positions are 0\.\.{LENGTH - 1}"):
+        model(random_ids(1, LENGTH), trace=Trace("logits", queries=[0, position]))
+
+
+@pytest.mark.parametrize("queries", [[0.5], torch.tensor([True, False]), torch.tensor([[0, 1]])])
+def test_queries_that_are_no_positions_are_refused(queries):
+    with pytest.raises(ValueError, match="a list of positions is needed"):
+        Trace("logits", queries=queries)
+
+
+def test_a_trace_forgets_the_run_before(model):
+    """Else a smaller model would show the layers of a larger one."""
+    trace = Trace("layers.*.streams")
+    model(random_ids(1, LENGTH), trace=trace)
+    scattered(window_only(1))(random_ids(1, LENGTH), trace=trace)
+    assert list(trace) == ["layers.0.streams"]
+    last = Trace("layers.7.streams")
+    model(random_ids(1, LENGTH), trace=last)
+    with pytest.raises(KeyError, match=r"no intermediate is called 'layers\.7\.streams'"):
+        scattered(window_only(1))(random_ids(1, LENGTH), trace=last)

@@ -8,6 +8,16 @@ from pathlib import Path
 import torch
 
 
+def require_device(name: torch.device | str) -> torch.device:
+    """Raises: ValueError naming a device that torch does not know or does not have."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:  # which of them depends on how torch was built
+        raise ValueError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
+    return device
+
+
 def available_bytes(device: torch.device) -> int | None:
     """Free memory of a device in bytes; None where the system does not tell."""
     if device.type == "cuda":

@@ -26,10 +26,21 @@ class Trace(Mapping[str, Tensor]):
         if not patterns:
             raise ValueError("a Trace needs at least one name or pattern, such as 'layers.4.indexer.*'")
         self.patterns = patterns
-        self.queries = None if queries is None else torch.as_tensor(queries, dtype=torch.long)
+        self.queries = None if queries is None else _positions(queries)
         self.detach = detach
         self._kept: dict[str, Tensor] = {}
         self._offered: set[str] = set()
+
+    def begin(self, length: int) -> None:
+        """Called when a run of `length` tokens begins: it forgets the one before.
+
+        Raises: ValueError for a query outside the run.
+        """
+        self._kept.clear()
+        self._offered.clear()
+        outside = [] if self.queries is None else [p for p in self.queries.tolist() if not 0 <= p < length]
+        if outside:
+            raise ValueError(f"queries name position {outside[0]}: positions are 0..{length - 1}")
 
     def wants(self, name: str) -> bool:
         """Whether to materialise `name`; asked before any work is done for it."""
@@ -58,6 +69,13 @@ class Trace(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._kept)
+
+
+def _positions(queries: list[int] | Tensor) -> Tensor:
+    positions = torch.as_tensor(queries)
+    if positions.ndim > 1 or (positions.numel() and positions.dtype not in (torch.int64, torch.int32)):
+        raise ValueError(f"queries={queries}: a list of positions is needed")
+    return positions.long().reshape(-1)
 
 
 def _nearest(name: str, names) -> str:

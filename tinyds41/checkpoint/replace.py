@@ -24,7 +24,7 @@ def replacing(folder: Path) -> Iterator[Path]:
     partial = _beside(folder, "partial")
     folder.parent.mkdir(parents=True, exist_ok=True)
     _clear_up(folder)
-    _check_replaceable(folder)
+    check_replaceable(folder)
     if partial.exists():  # of a save that was killed
         shutil.rmtree(partial)
     partial.mkdir()
@@ -75,7 +75,8 @@ def _clear_up(folder: Path) -> None:
         raise FileExistsError(f"{previous} is left of an interrupted save and {folder} is no model: remove one of them")
 
 
-def _check_replaceable(folder: Path) -> None:
+def check_replaceable(folder: Path) -> None:
+    """Raises: FileExistsError naming what no save has written."""
     if not folder.exists():
         return
     if not folder.is_dir():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from tinyds41.checkpoint.replace import check_replaceable
 from tinyds41.checkpoint.write import save
 from tinyds41.config import Config
 from tinyds41.cost.flops import ACCOUNTINGS, decode_cost
@@ -17,6 +18,7 @@ from tinyds41.cost.kv_bytes import kv_bytes
 from tinyds41.cost.parameters import count_parameters
 from tinyds41.course.report import Report
 from tinyds41.infer.generate import generate
+from tinyds41.memory import require_device
 from tinyds41.model.transformer import Model
 from tinyds41.show.cost_plots import kv_rows, plot_decode_work, plot_kv_bytes, plot_parameters
 from tinyds41.show.observations import LOAD_NAMES, SELECTION_NAMES, expert_loads, selection_spans
@@ -51,7 +53,9 @@ def tour(options: TourOptions, say: Callable[[str], None] = print) -> Path:
     Raises: OSError when the folder cannot be written; ValueError for a device that is not there, and for a text that
         is too short or not UTF-8. All before any training.
     """
-    require_writable(options.out)
+    for folder in (options.out, options.out / "figures"):
+        require_writable(folder)
+    check_replaceable(options.out / "model")
     require_device(options.device)
     started = time.perf_counter()
     tokenizer = Tokenizer.load(data_folder())
@@ -93,14 +97,6 @@ def require_writable(folder: Path) -> None:
             pass
     except OSError as error:
         raise OSError(f"the output folder {folder} cannot be written: {error.strerror or error}") from error
-
-
-def require_device(name: str) -> None:
-    """Raises: ValueError naming a device that torch does not know or does not have."""
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:  # which of them depends on how torch was built
-        raise ValueError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
 
 
 def quality_line(quality: Evaluation) -> str:

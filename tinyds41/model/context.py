@@ -77,10 +77,12 @@ class Sequence:
     inside it (spec 4.8). Runs of id -1 are padding, on either side: alone in their documents, they change nothing
     else. Without documents a row is one document; right padding then changes nothing before it.
 
-    Raises: ValueError when documents and ids differ in shape.
+    Raises: ValueError when documents and ids differ in shape, and as `check_documents`.
     """
 
     def __init__(self, config: Config, ids: Tensor, documents: Tensor | None = None, trace: Trace | None = None):
+        if documents is not None:
+            check_documents(documents)
         if documents is not None and documents.shape != ids.shape:
             raise ValueError(f"documents have shape {tuple(documents.shape)}, ids {tuple(ids.shape)}")
         self.config, self.plan = config, config.plan()
@@ -133,6 +135,16 @@ class Sequence:
         n_groups = self.token.shape[1] // ratio
         positions = torch.arange(n_groups, device=self.token.device).expand(self.token.shape[0], -1) * ratio
         return _Layout(ratio, None, positions, torch.zeros_like(self.token), (self.token + 1) // ratio)
+
+
+def check_documents(documents: Tensor) -> None:
+    """Raises: ValueError for what is no tensor of whole numbers, or a document id below the one of padding."""
+    found = documents.dtype if isinstance(documents, Tensor) else type(documents).__name__
+    if found not in (torch.int64, torch.int32):
+        raise ValueError(f"documents are {found}, expected a tensor [B, S] of int64 or int32")
+    lowest = int(documents.min()) if documents.numel() else 0
+    if lowest < PADDING:
+        raise ValueError(f"document id {lowest} is negative: only {PADDING} is, for padding")
 
 
 @dataclass

@@ -186,6 +186,9 @@ def check_token_map(config: Config, token_map: Tensor) -> Tensor:
 
     Raises: ValueError for another number of tokens or of compressed ids.
     """
+    if not isinstance(token_map, Tensor) or token_map.dtype not in (torch.int64, torch.int32):
+        found = token_map.dtype if isinstance(token_map, Tensor) else type(token_map).__name__
+        raise ValueError(f"token_map is {found}, expected a tensor of int64 or int32")
     if token_map.shape != (config.vocab_size,):
         raise ValueError(f"token_map has shape {tuple(token_map.shape)}, vocab_size is {config.vocab_size}")
     found = int(token_map.max()) + 1

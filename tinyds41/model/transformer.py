@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tinyds41.config import Config
-from tinyds41.memory import require_bytes
+from tinyds41.memory import require_bytes, require_device
 from tinyds41.model.block import Block, Carry
 from tinyds41.model.context import Context, Sequence
 from tinyds41.model.engram import Engram, check_token_map, identity_map
@@ -22,6 +22,9 @@ from tinyds41.trace import Trace, see
 
 if TYPE_CHECKING:
     from tinyds41.tokenizer import Tokenizer
+
+# What weights may be; indices are chosen and sums are taken in at least float32.
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class Model(nn.Module):
@@ -44,10 +47,12 @@ class Model(nn.Module):
         seed: int | None = 0,
     ):  # fmt: skip
         super().__init__()
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype={dtype} is none of {', '.join(map(str, DTYPES))}")
         self.config, self.tokenizer = config, tokenizer
         if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
             raise ValueError(f"the tokenizer has {tokenizer.vocab_size} ids, vocab_size is {config.vocab_size}")
-        ops, device = ops or Ops.plain(), torch.device(device)
+        ops, device = ops or Ops.plain(), require_device(device)
         with torch.device("meta"):
             self._build(config, ops)
             self.to(dtype)
@@ -75,6 +80,9 @@ class Model(nn.Module):
             return
         if token_map is None and self.tokenizer is not None:
             token_map = self.tokenizer.compressed_map()
+            pad = self.config.engram_pad_token_id
+            if pad is not None and pad >= token_map.shape[0]:
+                raise ValueError(f"engram_pad_token_id={pad} is none of the tokenizer's {token_map.shape[0]} ids")
             # Ids that the tokenizer never produces share the pad's compressed id.
             missing = self.config.vocab_size - token_map.shape[0]
             token_map = F.pad(token_map, (0, missing), value=int(token_map[self.config.engram_pad_token_id]))
@@ -98,13 +106,23 @@ class Model(nn.Module):
         Raises: ValueError for ids out of range, an empty prompt, more tokens than max_position_embeddings, documents of
             another shape; KeyError for a pattern of the trace that matches nothing.
         """
-        check_ids(ids, self.config)
+        self.check(ids)
         ctx = Sequence(self.config, ids, documents, trace)
+        if trace is not None:
+            trace.begin(ids.shape[1])
         logits = self.logits(self.decode(self.encode(ids, ctx), ctx))
         if trace is not None:
             see(trace, "logits", logits)
             trace.finish()
         return logits
+
+    def check(self, ids: Tensor) -> None:
+        """Raises: ValueError for a model without weights, ids on another device, and as `check_ids`."""
+        if self.device.type == "meta":
+            raise ValueError("the model is on the meta device: it has no weights to run")
+        if isinstance(ids, Tensor) and ids.device != self.device:
+            raise ValueError(f"ids are on {ids.device}, the model is on {self.device}")
+        check_ids(ids, self.config)
 
     def encode(self, ids: Tensor, ctx: Context) -> Carry:
         """Encoder layers, then the boundary layer's global entries for every token. Source: spec 5."""
@@ -145,6 +163,8 @@ class Model(nn.Module):
 
 def check_ids(ids: Tensor, config: Config) -> None:
     """Raises: ValueError naming the shape, the id or the length that does not fit."""
+    if not isinstance(ids, Tensor):
+        raise ValueError(f"ids are a {type(ids).__name__}, expected a tensor [B, S]")
     if ids.ndim != 2:
         raise ValueError(f"ids have shape {tuple(ids.shape)}, expected [B, S]")
     if ids.dtype not in (torch.int64, torch.int32):
