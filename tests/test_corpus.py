@@ -201,3 +201,9 @@ def test_the_readme_counts_what_the_manifest_counts():
         entry = manifest()[f"{name}.txt"]
         assert f"| {entry['documents']} " in rows[entry["file"]]
         assert f"({entry['held_out_documents']} " in rows[entry["file"]] or name == "devil"
+
+
+@pytest.mark.parametrize("length", [0, -5])
+def test_a_sequence_without_tokens_is_refused(length):
+    with pytest.raises(ValueError, match=f"length={length}: at least 1 token"):
+        Corpus(torch.arange(9).int()).batch(0, 2, length)

@@ -153,8 +153,18 @@ def test_a_snapshot_of_another_model_is_refused(tmp_path):
     model = nano()
     save_snapshot(tmp_path, model, torch.optim.SGD([{"params": [], "names": []}], lr=1.0), {})
     other = Model(Config.preset("nano", vocab_size=65, engram_compressed_vocab_size=65))
-    with pytest.raises(RuntimeError, match="size mismatch"):
+    before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
+    with pytest.raises(ValueError, match=r"is of another model: embed.weight is torch.float32 \(64, 32\) there and"):
         load_snapshot(tmp_path, other)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in other.state_dict().items())
+
+
+def test_a_damaged_snapshot_is_named(tmp_path):
+    save_snapshot(tmp_path, nano(), torch.optim.SGD([{"params": [], "names": []}], lr=1.0), {})
+    file = tmp_path / "snapshot.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(ValueError, match=r"snapshot\.safetensors is not a sound snapshot"):
+        load_snapshot(tmp_path, nano())
 
 
 def test_a_train_config_survives_json(tmp_path):
@@ -171,6 +181,28 @@ def test_a_train_config_survives_json(tmp_path):
 def test_a_bad_train_config_names_the_field(field, value):
     with pytest.raises(ValueError, match=f"{field}={value}"):
         TrainConfig(**{field: value})
+
+
+@pytest.mark.parametrize(("field", "value"), [("steps", 1.5), ("seed", "0"), ("learning_rate", None), ("clip", True)])
+def test_a_train_config_of_other_kinds_names_the_field(field, value):
+    with pytest.raises(ValueError, match=f"{field}={value!r}: a .*number is needed"):
+        TrainConfig(**{field: value})
+
+
+@pytest.mark.parametrize("content", ["[]", "5", "{", '{"steps": null}'])
+def test_an_unsound_train_config_names_its_file(tmp_path, content):
+    (tmp_path / "train.json").write_text(content)
+    with pytest.raises(ValueError, match=r"train\.json: "):
+        TrainConfig.from_json(tmp_path / "train.json")
+
+
+@pytest.mark.parametrize(("ids", "length", "message"), [
+    (torch.arange(40) + 60, 13, "id .* is out of range"),
+    (torch.arange(400) % 64, 300, "300 tokens exceed max_position_embeddings=256"),
+])  # fmt: skip
+def test_training_refuses_what_the_model_refuses(ids, length, message):
+    with pytest.raises(ValueError, match=message):
+        train(nano(), Corpus(ids.int()), QUICK, length=length, progress=False)
 
 
 def test_a_text_that_is_too_short_names_its_length():

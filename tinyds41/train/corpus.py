@@ -176,6 +176,8 @@ class Corpus:
 
     def require(self, length: int) -> None:
         """Raises: ValueError naming tokens and length when there is not one sequence in the text."""
+        if length < 1:
+            raise ValueError(f"length={length}: at least 1 token is needed")
         if len(self) < length + 1:
             raise ValueError(f"a text of {len(self)} tokens is too short for a sequence of length {length} + 1 target")
 

@@ -32,6 +32,7 @@ def run(model: Model, ids: Tensor, documents: Tensor | None = None) -> tuple[Ten
 
     Shapes: ids [B,S] -> [B,S,V].
     """
+    model.check(ids)
     ctx = Sequence(model.config, ids, documents, Trace(*TRACED, detach=False))
     return model.logits(model.decode(model.encode(ids, ctx), ctx)), ctx
 

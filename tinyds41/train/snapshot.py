@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -41,19 +41,37 @@ def save_snapshot(folder: Path, model: nn.Module, optimizer: torch.optim.Optimiz
 def load_snapshot(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Any]:
     """Puts a snapshot's weights into `model`, its state into `optimizer`; returns its record.
 
-    Raises: FileNotFoundError naming the file; RuntimeError (from torch) for weights of another model.
+    Raises: FileNotFoundError naming the file; ValueError for a damaged file, or for weights of another
+        model, which is left as it was.
     """
     path = folder / FILE_NAME
     if not path.is_file():
         raise FileNotFoundError(f"no snapshot at {path}")
-    with safe_open(path, framework="pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
-        record = json.loads(file.metadata()["record"])
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
+            record = json.loads((file.metadata() or {})["record"])
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise ValueError(f"{path} is not a sound snapshot: {error}") from error
     prefix = "model."
-    model.load_state_dict({name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)})
+    weights = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+    _require_same_model(path, weights, model.state_dict())
+    model.load_state_dict(weights)
     if optimizer is not None:
         _restore(optimizer, tensors)
     return record
+
+
+def _require_same_model(path: Path, weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    """Before anything is copied: torch would fill the tensors that fit and then complain about the others."""
+    for name in sorted({*weights, *wanted}):
+        here, there = (_kind(tensors.get(name)) for tensors in (wanted, weights))
+        if here != there:
+            raise ValueError(f"{path} is of another model: {name} is {there} there and {here} here")
+
+
+def _kind(tensor: Tensor | None) -> str:
+    return "missing" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)}"
 
 
 def _states(optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:

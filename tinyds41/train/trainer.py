@@ -46,6 +46,10 @@ class TrainConfig:
     snapshot_every: int = 100
 
     def __post_init__(self):
+        for f in dataclasses.fields(self):
+            value, whole = getattr(self, f.name), f.type == "int"
+            if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+                raise ValueError(f"{f.name}={value!r}: a {'whole ' if whole else ''}number is needed")
         for name in ("steps", "batch_size", "length", "indexer_queries"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: at least 1 is needed")
@@ -61,6 +65,8 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> TrainConfig:
+        if not isinstance(content, dict):
+            raise ValueError(f"a TrainConfig is a JSON object, got {type(content).__name__}")
         unknown = sorted(set(content) - {f.name for f in dataclasses.fields(cls)})
         if unknown:
             raise ValueError(f"unknown field {unknown[0]!r} in a TrainConfig")
@@ -71,7 +77,10 @@ class TrainConfig:
 
     @classmethod
     def from_json(cls, path: str | Path) -> TrainConfig:
-        return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        try:
+            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
 
 
 @dataclass
