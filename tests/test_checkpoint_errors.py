@@ -244,3 +244,18 @@ def test_a_failed_load_changes_no_file(copy):
     before = files_of(folder)
     refusal(folder)
     assert files_of(folder) == before
+
+
+@pytest.mark.parametrize("layers", [3, "012", [0.0, 1.0]])
+def test_layers_that_are_no_numbers_are_refused(saved, layers):
+    with pytest.raises(ValueError, match=r"are no layer numbers: range\(0, n\) names the first n"):
+        load(saved / "plain", layers=layers)
+
+
+@pytest.mark.parametrize("file", [INDEX, SHARD])
+def test_json_nested_beyond_reading_is_refused_by_file(saved, tmp_path, file):
+    shutil.copytree(saved / "plain", tmp_path / "model")
+    deep = b"[" * 100_000
+    (tmp_path / "model" / file).write_bytes(deep if file == INDEX else len(deep).to_bytes(8, "little") + deep)
+    with pytest.raises(ValueError, match=file):
+        load(tmp_path / "model")

@@ -371,3 +371,8 @@ def test_data_that_does_not_fit_its_format_is_refused():
             Rows(*arguments)
     with pytest.raises(ValueError, match=r"expected index \[1, S, K\], got \(2, 1, 1\)"):
         Rows(packed, GLOBAL, 64).take(torch.zeros(2, 1, 1, dtype=torch.int64))
+
+
+def test_a_single_number_is_no_row():
+    with pytest.raises(ValueError, match=r"window: expected rows \[\.\.\., width\]"):
+        WINDOW.fake_quant(torch.tensor(1.0))

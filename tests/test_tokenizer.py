@@ -128,3 +128,9 @@ def test_a_vocabulary_without_room_for_the_bytes_is_refused():
     with pytest.raises(ValueError, match="vocab_size=259 is below 260"):
         Tokenizer.train(TEXT, 259)
     assert Tokenizer.train(TEXT, 260).vocab_size == 260
+
+
+@pytest.mark.parametrize("ids", [torch.tensor([[5, 6]]), torch.tensor(5), torch.tensor([5.0])])
+def test_decode_refuses_a_tensor_that_is_no_row_of_ids(ids):
+    with pytest.raises(ValueError, match=r"expected ids \[S\] of whole numbers"):
+        Tokenizer.train([], 260).decode(ids)

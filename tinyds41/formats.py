@@ -111,6 +111,8 @@ class Format:
 
     def _quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Grid values [..., blocks, block] and their scales [..., blocks, 1], both still fp32."""
+        if x.ndim == 0:
+            raise ValueError(f"{self.name}: expected rows [..., width], got a single number")
         if not x.is_floating_point():
             raise ValueError(f"{self.name}: expected a float tensor, got {x.dtype}")
         self.code_bytes(x.shape[-1])  # refuses a width that the block does not divide

@@ -97,6 +97,8 @@ class Tokenizer:
         Shapes: ids [S].
         Raises: ValueError naming an id outside the vocabulary.
         """
+        if isinstance(ids, Tensor) and (ids.ndim != 1 or (ids.numel() and ids.is_floating_point())):
+            raise ValueError(f"expected ids [S] of whole numbers, got {ids.dtype} of shape {tuple(ids.shape)}")
         plain_ids = ids.tolist() if isinstance(ids, Tensor) else [int(i) for i in ids]
         # The backend drops unknown ids silently, which would hide a model with a larger vocabulary.
         vocab_size = self.vocab_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 
 from tinyds41.config import Config
 
@@ -14,7 +15,11 @@ def first_layers(config: Config, layers: Sequence[int]) -> Config:
 
     Raises: ValueError naming the source layer that is missing, or the layers when they are not the first ones.
     """
-    wanted, n_all = list(layers), config.num_hidden_layers
+    n_all = config.num_hidden_layers
+    try:
+        wanted = [index(layer) for layer in layers]
+    except TypeError as error:
+        raise ValueError(f"layers={layers!r} are no layer numbers: range(0, n) names the first n") from error
     if not wanted:
         raise ValueError(f"layers={layers} names no layer: layers are 0..{n_all - 1}")
     outside = [layer for layer in wanted if not 0 <= layer < n_all]

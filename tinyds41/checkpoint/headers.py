@@ -87,7 +87,7 @@ def _weight_map(path: Path) -> dict[str, str]:
 def _read_index(file: Path) -> dict[str, str]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not a JSON file in UTF-8: {error}") from error
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
@@ -118,7 +118,7 @@ def read_header(file: Path) -> dict[str, Stored]:
         stored = {name: _stored(name, entry, file.name) for name, entry in entries.items() if name != "__metadata__"}
         end = start + max((entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"),
                           default=0)  # fmt: skip
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         raise ValueError(f"{file} has no valid safetensors header: {error}") from error
     if size != end:
         raise ValueError(f"{file} is {'truncated' if size < end else 'too long'}: {size:,} bytes, expected {end:,}")
