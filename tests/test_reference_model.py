@@ -119,9 +119,10 @@ def test_the_first_sub_layer_reads_stream_zero(monkeypatch):
     monkeypatch.setattr(reference, "attention", lambda *args, **more: seen.append(args[2]) or attention(*args, **more))
     ids = tokens(5)
     reference.forward(config, weights, ids, record=record)
-    w, rows = lambda name: weights[f"layers.0.{name}"], record["layers.0.engram_rows"]
-    streams = reference.engram(config, record["layers.0.streams"], rows, torch.zeros_like(ids) > 0, w)
-    torch.testing.assert_close(seen[0], reference.rms_norm(streams[:, :, 0], w("attn_norm.weight"), 1e-20))
+    streams = record["layers.0.streams"]  # behind Engram
+    assert not torch.equal(streams[:, :, 0], streams[:, :, 1])
+    norm = weights["layers.0.attn_norm.weight"]
+    torch.testing.assert_close(seen[0], reference.rms_norm(streams[:, :, 0], norm, 1e-20))
 
 
 def test_residual_mode_is_a_plain_residual(weights):

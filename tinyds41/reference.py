@@ -189,7 +189,7 @@ def forward(
 
     `weights`: released names, float32 or float64. `documents`: a run of equal ids in a row is one document, a negative
     id is padding; None = each row is one. `token_map`: token id to compressed id, None = identity (spec 9.1).
-    `record` is filled with intermediates: `layers.N.` + streams (into the layer), entries, keys, index_scores,
+    `record` is filled with intermediates: `layers.N.` + streams (behind Engram), entries, keys, index_scores,
     selection, pool, experts, expert_weights, router_scores, engram_rows; streams and mix behind the last layer. With
     `documents` it maps (row, first position) to the record of that run.
     mhc_mode "multi_pass" reads each sub-layer with its own pre, and the head with the last one's. "residual" is one
