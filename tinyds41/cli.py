@@ -34,9 +34,9 @@ USER_ERRORS = (ValueError, OSError, MemoryError, FloatingPointError)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Returns 0, or 2 after bad input, which takes one line on stderr."""
-    # Read when torch is loaded, below: threads that wait should sleep. Spinning beside another busy program, a step of
-    # training took ten seconds instead of two and a half. What is computed stays the same.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Read when torch is loaded, below: threads that wait should soon sleep. Beside another busy program the usual long
+    # spin made a step of training take ten seconds; no spin at all costs a third on a quiet machine (docs/LOG.md).
+    os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     argv = sys.argv[1:] if argv is None else list(argv)
     name = next((word for word in argv if not word.startswith("-")), None)
     # Only the chosen command is imported: the others may need torch, which takes seconds.
