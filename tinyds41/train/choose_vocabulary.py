@@ -28,7 +28,8 @@ from tinyds41.train.trainer import train
 
 SIZES = (1024, 2048, 4096)
 HELD_OUT = "plays"
-TRIAL_STEPS = 9
+TRIAL_STEPS = 25
+TOLERANCE = 0.03  # how far a run's time may be from the time asked for before it is repeated with other steps
 
 
 def measure(vocab_size: int, seconds: float, seed: int) -> dict[str, Any]:
@@ -37,28 +38,27 @@ def measure(vocab_size: int, seconds: float, seed: int) -> dict[str, Any]:
     training = Corpus.from_texts(tokenizer, [text for name in TRAINED_ON for text in documents(name)])
     held_out = Corpus.from_texts(tokenizer, documents(HELD_OUT, "held_out"))
     config = Config.preset("toy", vocab_size=vocab_size, engram_compressed_vocab_size=tokenizer.compressed_vocab_size)
-    # One step first, since it also pays for what happens once.
-    first, some = (_seconds(config, tokenizer, training, n, seed) for n in (1, TRIAL_STEPS))
-    per_step = (some - first) / (TRIAL_STEPS - 1)
-    steps = max(1, round(seconds / per_step))
-    model = Model(config, tokenizer=tokenizer, seed=seed)
-    started = time.process_time()
-    history = train(model, training, steps=steps, seed=seed, progress=False)
-    taken = time.process_time() - started
+    per_step = _trained(config, tokenizer, training, TRIAL_STEPS, seed)[2] / TRIAL_STEPS
+    while True:
+        steps = max(1, round(seconds / per_step))
+        model, tokens, taken = _trained(config, tokenizer, training, steps, seed)
+        if abs(taken / seconds - 1) <= TOLERANCE:
+            break
+        per_step = taken / steps
     quality = evaluate(model, held_out)
     return {
-        "vocab_size": vocab_size, "steps": steps, "tokens": steps * history.tokens_per_step, "seconds": round(taken, 1),
+        "vocab_size": vocab_size, "steps": steps, "tokens": tokens, "seconds": round(taken, 1),
         "bytes_per_token": round(bytes_per_token(tokenizer, HELD_OUT), 3), "loss": round(quality.loss, 4),
         "bits_per_character": round(quality.bits_per_character or 0, 4),
     }  # fmt: skip
 
 
-def _seconds(config: Config, tokenizer: Tokenizer, training: Corpus, steps: int, seed: int) -> float:
-    """CPU seconds of a few steps: other processes do not count."""
+def _trained(config: Config, tokenizer: Tokenizer, training: Corpus, steps: int, seed: int) -> tuple[Model, int, float]:
+    """A toy trained for so many steps, its tokens, and the CPU seconds it took: other processes do not count."""
     model = Model(config, tokenizer=tokenizer, seed=seed)
     started = time.process_time()
-    train(model, training, steps=steps, seed=seed, progress=False)
-    return time.process_time() - started
+    history = train(model, training, steps=steps, seed=seed, progress=False)
+    return model, steps * history.tokens_per_step, time.process_time() - started
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
