@@ -148,8 +148,8 @@ ax = plot_kv_bytes({name: kv_bytes(configs[name]) for name in ("toy", "flash")})
 #
 # The loss is in *nats per token*: one nat less, and the right token has become e times (nearly three times) as likely.
 #
-# **Guess first:** knowing only how common each token is, one loses about 6 nats. How far below does the toy come in a
-# minute?
+# **Guess first:** knowing only how common each token is, one loses a little under 6 nats. How far below does the toy
+# come in a minute?
 
 # %%
 tokenizer = ds.Tokenizer.load(data_folder())
