@@ -172,7 +172,7 @@ print(f"held-out loss {quality.loss:.2f} nats per token; counting tokens alone {
 assert 5.5 < quality.unigram_loss < 6.5 and quality.loss < quality.unigram_loss - 0.5
 assert abs(sum(history.losses[-20:]) / 20 - quality.loss) < 0.4  # hardly better on what it was trained on
 points = [LossPoint(step, "train", loss) for step, loss in enumerate(history.losses, 1)]
-points.append(LossPoint(STEPS, "held out", quality.loss))
+points += [LossPoint(STEPS, "held out", quality.loss), LossPoint(STEPS, "unigram", quality.unigram_loss)]
 ax = plot_loss(points, model="the toy", vocab_size=toy.vocab_size)
 
 # %% [markdown]
