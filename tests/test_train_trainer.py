@@ -213,3 +213,17 @@ def test_a_text_that_is_too_short_names_its_length():
 def test_resuming_without_a_folder_is_refused():
     with pytest.raises(ValueError, match="resume=True needs the folder"):
         train(Model(Config.preset("nano")), None, steps=1, resume=True, progress=False)
+
+
+def test_a_float16_model_is_refused_at_once():
+    """Its loss would be nan at step 2: float16 holds no second moments."""
+    message = r"is torch\.float16, which does not train: torch\.bfloat16, torch\.float32, torch\.float64 do"
+    with pytest.raises(ValueError, match=message):
+        train(Model(Config.preset("nano"), dtype=torch.float16), None, steps=1, progress=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_other_dtypes_train(dtype):
+    model = Model(Config.preset("nano"), seed=1, dtype=dtype)
+    losses = train(model, text(), QUICK, learning_rate=1e-2, progress=False).losses
+    assert losses[-1] < losses[0] - 0.5

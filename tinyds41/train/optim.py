@@ -13,6 +13,8 @@ BETAS, EPSILON, WEIGHT_DECAY = (0.9, 0.95), 1e-20, 0.1
 BIAS_STEP = 0.001
 # The schedule ends at a tenth of the base rate (spec 14).
 FINAL_SHARE = 0.1
+# No float16: second moments underflow to 0 there, and the second update is not finite.
+TRAINABLE = (torch.bfloat16, torch.float32, torch.float64)
 DECAYED = {"matrix": True, "norm": True, "table": False, "scale": False}
 
 
@@ -29,6 +31,13 @@ def role(name: str) -> str:
     if "norm" in name:
         return "norm"
     return "table" if name == "head.weight" or name.endswith("embed.weight") else "matrix"
+
+
+def require_trainable_dtype(model: Model) -> None:
+    """Raises: ValueError naming a dtype in which training cannot stay finite, and those in which it can."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.dtype not in TRAINABLE:
+            raise ValueError(f"{name} is {parameter.dtype}, which does not train: {', '.join(map(str, TRAINABLE))} do")
 
 
 def adamw(model: Model, learning_rate: float) -> torch.optim.AdamW:
