@@ -6,9 +6,12 @@ import signal
 import pytest
 import torch
 
+from tinyds41 import memory
 from tinyds41.config import Config
 from tinyds41.model.transformer import Model
+from tinyds41.train import trainer
 from tinyds41.train.corpus import Corpus
+from tinyds41.train.optim import adamw
 from tinyds41.train.snapshot import load_snapshot, save_snapshot
 from tinyds41.train.trainer import TrainConfig, train
 
@@ -227,3 +230,22 @@ def test_the_other_dtypes_train(dtype):
     model = Model(Config.preset("nano"), seed=1, dtype=dtype)
     losses = train(model, text(), QUICK, learning_rate=1e-2, progress=False).losses
     assert losses[-1] < losses[0] - 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_too_little_memory_for_gradients_and_moments_is_said_before_training(monkeypatch, dtype):
+    """What a step leaves allocated in gradients and moments is what is asked for, to the byte."""
+    model = Model(Config.preset("nano"), seed=1, dtype=dtype)
+    made = []
+    monkeypatch.setattr(trainer, "adamw", lambda *args: made.append(adamw(*args)) or made[0])
+    train(model, text(), QUICK, steps=1, progress=False)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    moments = [state[name] for state in made[0].state.values() for name in ("exp_avg", "exp_avg_sq")]
+    needed = sum(tensor.nbytes for tensor in [*moments, *trained])
+    fresh = Model(Config.preset("nano"), dtype=dtype)
+    monkeypatch.setattr(memory, "available_bytes", lambda device: needed - 1)
+    message = rf"training [\d,]+ parameters .* needs {needed:,} bytes, cpu has {needed - 1:,} bytes available"
+    with pytest.raises(MemoryError, match=message):
+        train(fresh, None, steps=1, progress=False)
+    monkeypatch.setattr(memory, "available_bytes", lambda device: needed)
+    train(fresh, text(), QUICK, steps=1, progress=False)

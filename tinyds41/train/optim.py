@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from tinyds41.memory import require_bytes
 from tinyds41.model.transformer import Model
 
 BETAS, EPSILON, WEIGHT_DECAY = (0.9, 0.95), 1e-20, 0.1
@@ -33,11 +34,22 @@ def role(name: str) -> str:
     return "table" if name == "head.weight" or name.endswith("embed.weight") else "matrix"
 
 
-def require_trainable_dtype(model: Model) -> None:
-    """Raises: ValueError naming a dtype in which training cannot stay finite, and those in which it can."""
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and parameter.dtype not in TRAINABLE:
+def require_trainable(model: Model) -> None:
+    """Refuses before the first step what could not be trained.
+
+    Needed are gradients and two moments of every trained parameter, in its dtype; activations come on top.
+
+    Raises: ValueError naming a dtype in which training cannot stay finite, and those in which it can; MemoryError
+        naming the bytes needed and the bytes there.
+    """
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    for name, parameter in trained.items():
+        if parameter.dtype not in TRAINABLE:
             raise ValueError(f"{name} is {parameter.dtype}, which does not train: {', '.join(map(str, TRAINABLE))} do")
+    # A gradient that is there already takes no more.
+    needed = sum(p.nbytes * (2 if p.grad is not None else 3) for p in trained.values())
+    n_parameters = sum(p.numel() for p in trained.values())
+    require_bytes(needed, model.device, f"training {n_parameters:,} parameters (gradients and moments)")
 
 
 def adamw(model: Model, learning_rate: float) -> torch.optim.AdamW:
