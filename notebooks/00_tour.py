@@ -332,8 +332,8 @@ assert change["Engram switched off"] == max(change.values()) > 0.03
 # the toy hardly uses its far entries, and a rough copy of what is not used cannot hurt. The windows it does use; those
 # have 8 bits.
 #
-# **It hurts:** losing Engram, most of all. But a toy trained *without* it would have learned otherwise; lesson 10
-# trains both.
+# **It hurts:** losing Engram, most of all. But a toy trained *without* it would have learned otherwise; to know what
+# Engram is worth, one must train both.
 
 # %% [markdown]
 # ## Exercise 1
@@ -406,8 +406,8 @@ assert refuses(check_cheaper, toy) and kv_bytes(toy).bytes_per_token > 45
 #   context grows 256 times.
 # - A trained model is used to its settings: a much smaller and a larger window both hurt it.
 #
-# [Technical report](https://arxiv.org/abs/2609.19969): §2.2 and §2.3. Next: **lesson 01**, why a model works in two
-# phases, reading and writing.
+# [Technical report](https://arxiv.org/abs/2609.19969): §2.2 and §2.3. Next: the code, in the reading order of the
+# README; `tinyds41/plan.py` is the picture above as rules.
 
 # %% [markdown]
 # ## 中文小结
