@@ -160,7 +160,7 @@ model = ds.Model(toy, tokenizer=tokenizer, seed=0)
 print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(training):,} tokens to learn from")
 
 # %%
-STEPS, BATCH_SIZE, LENGTH = 110, 8, 128
+STEPS, BATCH_SIZE, LENGTH = 140, 8, 128
 # Gentler than the default: so small a batch now and then throws a faster learner back.
 gentle = {"learning_rate": 1.5e-3, "warmup": 40}
 history = ds.train(model, training, steps=STEPS, seed=0, batch_size=BATCH_SIZE, length=LENGTH, **gentle)
