@@ -11,6 +11,7 @@ import torch
 from tinyds41.config import Config
 from tinyds41.cost.limits import check_context
 from tinyds41.formats import GLOBAL, INDEX, WINDOW, Format
+from tinyds41.tables import aligned
 
 STORES = ("global KV", "index keys", "window")
 
@@ -116,11 +117,14 @@ def _number(value: Fraction) -> int | float:
 
 
 def _table(cache: KVBytes) -> list[str]:
-    lines = ["layer  store       bytes per row  tokens per row  bytes per token"]
-    for row in (row for row in cache.rows if row.grows):
-        sizes = f"{row.row_bytes:>13,}  {row.tokens_per_row:>14}  {_number(row.bytes_per_token):>15,}"
-        lines.append(f"{row.layer:<5}  {row.store:<10}  {sizes}")
-    lines.append(f"{'all layers':<48}  {_number(cache.bytes_per_token):>15,}")
+    head = ("layer", "store", "bytes per row", "tokens per row", "bytes per token")
+    rows = [
+        (str(row.layer), row.store, f"{row.row_bytes:,}", str(row.tokens_per_row), f"{_number(row.bytes_per_token):,}")
+        for row in cache.rows
+        if row.grows
+    ]
+    rows.append(("all", "", "", "", f"{_number(cache.bytes_per_token):,}"))
+    lines = aligned(head, rows, left=(0, 1))
     windows = cache.of("window")
     size = f"{len(windows)} layers x {windows[0].max_rows} rows x {windows[0].row_bytes} bytes"
     lines.append(f"windows, constant: {size} = {cache.window_bytes:,} bytes per sequence")
