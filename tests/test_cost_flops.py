@@ -6,8 +6,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tinyds41 import ops
 from tinyds41.config import Config
-from tinyds41.cost.flops import ACCOUNTINGS, DecodeCost, attended_rows, decode_cost, linear_flops, scored_entries
+from tinyds41.cost.flops import ACCOUNTINGS, DecodeCost, decode_cost, linear_flops
 from tinyds41.cost.parameters import count_parameters
+from tinyds41.cost.rows import attended_rows, scored_entries
 from tinyds41.formats import Rows
 from tinyds41.model.transformer import Model
 

@@ -40,8 +40,11 @@ class StoreBytes:
 
     def bytes_at(self, context: int) -> int:
         """Bytes held at a context of that many tokens; an unfinished group has no row yet."""
+        return self.row_bytes * self.rows_at(context)
+
+    def rows_at(self, context: int) -> int:
         rows = context // self.tokens_per_row
-        return self.row_bytes * (rows if self.max_rows is None else min(rows, self.max_rows))
+        return rows if self.max_rows is None else min(rows, self.max_rows)
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,8 @@ class KVBytes:
     draft blocks.
     """
 
-    config: Config
     rows: tuple[StoreBytes, ...]
+    max_position_embeddings: int
 
     def of(self, store: str) -> tuple[StoreBytes, ...]:
         """The rows of one store. Raises: ValueError for a store that does not exist."""
@@ -73,7 +76,7 @@ class KVBytes:
 
     def bytes_at(self, context: int) -> int:
         """Bytes of one sequence. Raises: ValueError for a context that the model cannot have."""
-        check_context(self.config, context)
+        check_context(context, self.max_position_embeddings)
         return sum(row.bytes_at(context) for row in self.rows)
 
     def to_dict(self) -> dict[str, Any]:
@@ -102,7 +105,7 @@ def kv_bytes(config: Config, dtype: torch.dtype = torch.float32) -> KVBytes:
             rows.append(StoreBytes("index keys", layer.layer, key, layer.ratio))
         window = _measure(WINDOW, config.head_dim, config, dtype)
         rows.append(StoreBytes("window", layer.layer, window, 1, config.sliding_window))
-    return KVBytes(config, tuple(rows))
+    return KVBytes(tuple(rows), config.max_position_embeddings)
 
 
 def _measure(form: Format, width: int, config: Config, dtype: torch.dtype) -> int:
@@ -126,6 +129,7 @@ def _table(cache: KVBytes) -> list[str]:
     rows.append(("all", "", "", "", f"{_number(cache.bytes_per_token):,}"))
     lines = aligned(head, rows, left=(0, 1))
     windows = cache.of("window")
+    if not windows:
+        return [*lines, "no windows: nothing is constant per sequence"]
     size = f"{len(windows)} layers x {windows[0].max_rows} rows x {windows[0].row_bytes} bytes"
-    lines.append(f"windows, constant: {size} = {cache.window_bytes:,} bytes per sequence")
-    return lines
+    return [*lines, f"windows, constant: {size} = {cache.window_bytes:,} bytes per sequence"]
