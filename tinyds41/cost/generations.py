@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from tinyds41.config import Config
-from tinyds41.cost.flops import ACCOUNTINGS, DecodeCurve, DecodeWork, Rates, decode_cost
+from tinyds41.cost.flops import ACCOUNTINGS, DecodeCurve, DecodeWork, Rates, decode_cost, weighted_rates
 from tinyds41.cost.kv_bytes import KVBytes, StoreBytes, kv_bytes
 from tinyds41.cost.layouts import (
     BF16_LATENT,
@@ -32,7 +32,7 @@ class Indexer:
     top_k: int
     ratio: int  # layers of this compression ratio have one
     key: Layout
-    work: float  # what one FLOP of index scores counts in the weighted accounting
+    precision: str  # of the scores, one of PRECISIONS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,10 +111,7 @@ class GenerationCost(DecodeCurve):
     @property
     def rates(self) -> dict[str, Rates]:
         indexer = self.generation.indexer
-        if indexer is None or indexer.work == ACCOUNTINGS["weighted"].index:
-            return ACCOUNTINGS
-        meaning = f"BF16 1 (attention core), FP8 0.5 (linear), {indexer.work:g} (index scores)"
-        return {**ACCOUNTINGS, "weighted": replace(ACCOUNTINGS["weighted"], index=indexer.work, meaning=meaning)}
+        return ACCOUNTINGS if indexer is None else {**ACCOUNTINGS, "weighted": weighted_rates(indexer.precision)}
 
     def raw(self, context: int) -> DecodeWork:
         model, indexer = self.generation, self.generation.indexer
@@ -163,11 +160,10 @@ def generation(name: str) -> Generation | ConfigGeneration:
     return GENERATIONS[name]
 
 
-_FP4, _FP8 = ACCOUNTINGS["weighted"].index, ACCOUNTINGS["weighted"].linear
 _V4 = Generation(
     name="V4-Flash", ratios=(0, 0, *(4, 128) * 20, 4), n_heads=64, key_width=512, value_width=512,
     entry=FP8_SHARED_KV, window=128, active_parameters=13 * BILLION, window_saves_per_turn=2,
-    indexer=Indexer(n_heads=64, width=128, top_k=512, ratio=4, key=FP4_INDEX_KEY, work=_FP4),
+    indexer=Indexer(n_heads=64, width=128, top_k=512, ratio=4, key=FP4_INDEX_KEY, precision="FP4"),
 )  # fmt: skip
 _ALL: tuple[Generation | ConfigGeneration, ...] = (
     Generation(name="V1", ratios=(1,) * 95, n_heads=64, key_width=128, value_width=128,
@@ -178,10 +174,10 @@ _ALL: tuple[Generation | ConfigGeneration, ...] = (
                entry=BF16_LATENT, active_parameters=37 * BILLION),
     Generation(name="V3.2", ratios=(1,) * 61, n_heads=128, key_width=576, value_width=512,
                entry=FP8_LATENT, active_parameters=37 * BILLION,
-               indexer=Indexer(n_heads=64, width=128, top_k=2048, ratio=1, key=FP8_INDEX_KEY, work=_FP8)),
+               indexer=Indexer(n_heads=64, width=128, top_k=2048, ratio=1, key=FP8_INDEX_KEY, precision="FP8")),
     _V4,
     replace(_V4, name="V4-Pro", ratios=(*(128, 4) * 30, 128), n_heads=128, active_parameters=49 * BILLION,
-            indexer=Indexer(n_heads=64, width=128, top_k=1024, ratio=4, key=FP4_INDEX_KEY, work=_FP4),
+            indexer=Indexer(n_heads=64, width=128, top_k=1024, ratio=4, key=FP4_INDEX_KEY, precision="FP4"),
             assumed="30 layers of ratio 4 and 31 of ratio 128"),
     ConfigGeneration(NEWEST, "flash"),
 )  # fmt: skip

@@ -81,8 +81,8 @@ class KVBytes:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; row bytes are raw counts, bytes per token a number (exact where it is whole)."""
-        rows = [{**asdict(row), "bytes_per_token": _number(row.bytes_per_token)} for row in self.rows]
-        return {"bytes_per_token": _number(self.bytes_per_token), "window_bytes": self.window_bytes, "rows": rows}
+        rows = [{**asdict(row), "bytes_per_token": plain_number(row.bytes_per_token)} for row in self.rows]
+        return {"bytes_per_token": plain_number(self.bytes_per_token), "window_bytes": self.window_bytes, "rows": rows}
 
     def __str__(self) -> str:
         return "\n".join(_table(self))
@@ -115,18 +115,23 @@ def _measure(form: Format, width: int, config: Config, dtype: torch.dtype) -> in
     return stored.nbytes
 
 
-def _number(value: Fraction) -> int | float:
+def plain_number(value: Fraction) -> int | float:
+    """A whole number as such, any other as a float."""
     return value.numerator if value.denominator == 1 else float(value)
+
+
+def _shown(value: Fraction) -> str:
+    return f"{plain_number(value):,}"
 
 
 def _table(cache: KVBytes) -> list[str]:
     head = ("layer", "store", "bytes per row", "tokens per row", "bytes per token")
     rows = [
-        (str(row.layer), row.store, f"{row.row_bytes:,}", str(row.tokens_per_row), f"{_number(row.bytes_per_token):,}")
+        (str(row.layer), row.store, f"{row.row_bytes:,}", str(row.tokens_per_row), _shown(row.bytes_per_token))
         for row in cache.rows
         if row.grows
     ]
-    rows.append(("all", "", "", "", f"{_number(cache.bytes_per_token):,}"))
+    rows.append(("all", "", "", "", _shown(cache.bytes_per_token)))
     lines = aligned(head, rows, left=(0, 1))
     windows = cache.of("window")
     if not windows:
