@@ -128,6 +128,9 @@ def test_an_unknown_generation_names_the_known():
 @pytest.mark.parametrize("context", [0, -1, M1 + 1, 2.5])
 def test_a_context_that_cannot_be_is_named(name, context):
     model = generation(name)
-    for count in (model.kv_bytes().bytes_at, model.decode_cost().at):
+    counts = [model.kv_bytes().bytes_at, model.decode_cost().at]
+    if isinstance(model, Generation):
+        counts += [model.scored_entries, model.global_rows, model.window_rows]
+    for count in counts:
         with pytest.raises(ValueError, match=f"context={context}"):
             count(context)

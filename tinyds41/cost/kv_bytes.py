@@ -108,6 +108,12 @@ def kv_bytes(config: Config, dtype: torch.dtype = torch.float32) -> KVBytes:
     return KVBytes(tuple(rows), config.max_position_embeddings)
 
 
+def unshared_bytes_per_token(config: Config, dtype: torch.dtype = torch.float32) -> Fraction:
+    """Global KV alone, per token, if every layer that attends to it kept rows of its own: what sharing saves."""
+    row = _measure(GLOBAL, config.head_dim, config, dtype)
+    return sum((Fraction(row, layer.ratio) for layer in config.plan() if layer.ratio), Fraction(0))
+
+
 def _measure(form: Format, width: int, config: Config, dtype: torch.dtype) -> int:
     """Bytes of one row as the cache holds it."""
     row = torch.zeros(1, width, dtype=dtype)
