@@ -125,6 +125,15 @@ def test_json_of_all_generations(command):
     assert [round(model["growth"], 2) for model in work["raw"]["decode"]][3:] == [10.25, 4.89, 2.79, 1.61]
 
 
+def test_a_cache_of_plain_floats_is_held_and_read_in_one_dtype(command, tmp_path):
+    config = Config.preset("nano", quantize_cache=False)
+    config.to_json(tmp_path / "config.json")
+    [at] = json.loads(command("bytes", "--config", str(tmp_path / "config.json"), "--context", "1", "--json"))["at"]
+    # One token fills the windows' first row and the ratio-1 source's first entry; its key is scored, its row attended.
+    assert at["held"] == 2 * (8 * config.head_dim + config.head_dim + config.index_head_dim)
+    assert at["read"]["window_rows"] == 2 * 8 * config.head_dim
+
+
 def test_a_small_model_starts_at_its_window(command):
     assert [at["context"] for at in json.loads(command("bytes", "--preset", "nano", "--json"))["at"]] == [4, 256]
 

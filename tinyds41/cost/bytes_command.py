@@ -10,7 +10,7 @@ from typing import Any
 from tinyds41.config import Config
 from tinyds41.cost import source
 from tinyds41.cost.generations import GENERATIONS, Generation, max_context
-from tinyds41.cost.kv_bytes import KVBytes, kv_bytes, plain_number
+from tinyds41.cost.kv_bytes import KVBytes, plain_number
 from tinyds41.cost.mixing_traffic import SCHEDULES, mixing_traffic
 from tinyds41.cost.traffic import DecodeBytes, DecodeTraffic, generation_bytes
 from tinyds41.tables import aligned
@@ -69,7 +69,7 @@ def _at(cache: KVBytes, read: DecodeBytes) -> dict[str, Any]:
 
 def _describe(name: str, model: Config | Generation, asked: int | None) -> dict[str, Any]:
     """One model: its stores, what they hold, and what a generated token reads."""
-    cache = kv_bytes(model) if isinstance(model, Config) else model.kv_bytes()
+    cache = DecodeTraffic(model).cache if isinstance(model, Config) else model.kv_bytes()
     window = max((row.max_rows or 1 for row in cache.of("window")), default=1)
     contexts = source.contexts(asked, cache.max_position_embeddings, window)
     if isinstance(model, Config):
@@ -83,7 +83,7 @@ def _describe(name: str, model: Config | Generation, asked: int | None) -> dict[
 
 
 def _description(model: Config | Generation, content: dict[str, Any]) -> list[str]:
-    lines = [str(kv_bytes(model))] if isinstance(model, Config) else _stores(model)
+    lines = [str(DecodeTraffic(model).cache)] if isinstance(model, Config) else _stores(model)
     known = content["at"][0]["read"]["weights"] is not None
     shown = ("weights", *CACHE, "engram_rows", "total") if known else (*CACHE, "cache")
     read = "with weights in their released formats, batch of one" if known else "of the cache"

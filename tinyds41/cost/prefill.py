@@ -65,8 +65,9 @@ class PrefillWork:
 class PrefillCost:
     """Prefill work of one model: `at(tokens, mode)`, `share(tokens, mode)` of the work of mode "full".
 
-    Differs: as `DecodeCost`; masked scores that a kernel computes beside the visible ones are not counted; a prompt
-        stands alone (nothing of it was cached) and is one document.
+    Differs: as `DecodeCost`; hyper-connections as in mhc_mode "single_pass" (a boundary layer of "multi_pass" takes
+        the coefficients of every token); masked scores that a kernel computes beside the visible ones are not
+        counted; a prompt stands alone (nothing of it was cached) and is one document.
     Source: spec 5, TR 2.2, 3.2.2.
     """
 

@@ -31,7 +31,7 @@ class DecodeBytes:
 
     model: str
     context: int
-    weights: float | None
+    weights: int | None
     window_rows: int
     global_rows: int
     index_keys: int
@@ -42,7 +42,7 @@ class DecodeBytes:
         return self.window_rows + self.global_rows + self.index_keys
 
     @property
-    def total(self) -> float | None:
+    def total(self) -> int | None:
         """None without weights."""
         return None if self.weights is None else self.weights + self.cache + self.engram_rows
 
@@ -54,7 +54,8 @@ class DecodeBytes:
 class DecodeTraffic:
     """Bytes read per generated token of one model, a batch of one.
 
-    released: weights in the formats of released files; without it all weights have `dtype`.
+    released: weights in the formats of released files; without it all weights have `dtype`, as the rows of a cache
+        that is not quantised always have.
     shared: rows of a selection are read once for all layers that follow it, as this library gathers them; without it
         each layer reads its own, as a kernel per layer does.
 
@@ -70,7 +71,7 @@ class DecodeTraffic:
 
     def at(self, context: int) -> DecodeBytes:
         """Raises: ValueError for a context that the model cannot have."""
-        config, row = self.config, self._row_bytes
+        config, row = self.config, row_bytes(self.cache)
         full, pool = scored_entries(config, context)
         window = int(near(config, torch.tensor(context)))
         attended = attended_rows(config, context)
@@ -86,16 +87,17 @@ class DecodeTraffic:
         )  # fmt: skip
 
     @cached_property
-    def _row_bytes(self) -> dict[str, int]:
-        return row_bytes(kv_bytes(self.config, self.dtype))
+    def cache(self) -> KVBytes:
+        """The stores that are read."""
+        return kv_bytes(self.config, self.dtype)
 
     @cached_property
-    def _weight_bytes(self) -> float:
+    def _weight_bytes(self) -> int:
         model = Model(self.config, device="meta")
         embedding = self.config.hidden_size * self.dtype.itemsize
         return embedding + sum(self._share_bytes(share) for share in shares(model) if share.decode)
 
-    def _share_bytes(self, share: Share) -> float:
+    def _share_bytes(self, share: Share) -> int:
         form = stored_format(share) if self.released else None
         if form is None:
             return share.decode * self.dtype.itemsize
