@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from tinyds41.model.transformer import Model
+from tinyds41.trace import Trace
 from tinyds41.train.losses import IGNORED
-from tinyds41.train.tasks import Needle, answers, needle_config
+from tinyds41.train.tasks import Needle, answers, needle_config, share
 from tinyds41.train.trainer import train
 
 TASK = Needle(n_keys=6, n_values=5, n_facts=3, n_fillers=4)
@@ -84,12 +85,34 @@ def test_answers_are_judged_by_the_likeliest_token():
     found = answers(model, TASK, length=24, n_rows=6)
     assert found.accuracy == 0 and found.right.shape == found.places.shape == (6, 3) and found.ids.shape == (6, 24)
 
-    def always(logits_of: int):
-        def forward(ids):
-            return torch.nn.functional.one_hot(torch.full_like(ids, logits_of), TASK.vocab_size).float()
-
-        return forward
-
-    model.forward = always(TASK.first_value + 2)
+    said = TASK.first_value + 2
+    model.logits = lambda carry: torch.eye(TASK.vocab_size)[said].expand(*carry.collapsed.shape[:2], -1)
     wanted = TASK.batch(0, 6, 24, seed=1).wanted[:, -3:]
-    assert torch.equal(answers(model, TASK, length=24, n_rows=6).right, wanted == TASK.first_value + 2)
+    assert torch.equal(answers(model, TASK, length=24, n_rows=6).right, wanted == said)
+
+
+def test_answers_know_whether_a_fact_was_within_reach():
+    """Compared with the indices themselves, row by row: entries of two tokens, blocks of four entries."""
+    model = Model(needle_config(TASK, index_topk=5, candidate_topk_blocks=3), seed=0)
+    found = answers(model, TASK, length=64, n_rows=5)
+    trace = Trace("layers.*.indexer.selection", "layers.*.indexer.pool")
+    with torch.no_grad():
+        model(found.ids, trace=trace)
+    assert list(found.chosen) == [2, 3] and found.pooled is not None
+    for row in range(5):
+        for question in range(3):
+            entry = found.places[row, question].item() // 2
+            for layer, chosen in found.chosen.items():
+                picks = trace[f"layers.{layer}.indexer.selection"][row, 61 + question].tolist()
+                assert chosen[row, question].item() == (entry in picks)
+            blocks = trace["layers.2.indexer.pool"][row, 61 + question].tolist()
+            assert found.pooled[row, question].item() == (entry // 4 in blocks)
+    assert 0 < share(found.chosen[2]) < 1 and 0 < share(found.pooled) < 1
+    assert not (found.chosen[3] & ~found.pooled).any()
+
+
+def test_a_model_of_windows_alone_has_neither_choice_nor_pool():
+    config = needle_config(TASK, compress_ratios=(0, 0, 0, 0), kv_source_layer_ids=(), index_source_layer_ids=(),
+                           candidate_source_layer_id=None)  # fmt: skip
+    found = answers(Model(config, seed=0), TASK, length=24, n_rows=2)
+    assert found.chosen == {} and found.pooled is None

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tinyds41.config import Config
 from tinyds41.model.transformer import Model
+from tinyds41.trace import Trace
 from tinyds41.train.corpus import Batch
 from tinyds41.train.losses import IGNORED
 
@@ -103,15 +104,27 @@ def needle_config(task: Needle, **changes: Any) -> Config:
 
 @dataclass(frozen=True)
 class Answers:
-    """What a model said to each question. Shapes: ids [B,S]; right bool [B,n_facts], places int64 [B,n_facts]."""
+    """What a model said to each question, and whether its index sources had found the fact.
+
+    Shapes: ids [B,S]; places int64 [B,n_facts], where the facts stand; right, each of chosen (by index source) and
+        pooled bool [B,n_facts]: answered right, fact among the chosen entries, its block in the candidate pool.
+    """
 
     ids: Tensor
-    right: Tensor
     places: Tensor
+    right: Tensor
+    chosen: dict[int, Tensor]
+    pooled: Tensor | None  # None for a model without a pool
 
     @property
     def accuracy(self) -> float:
-        return self.right.float().mean().item()
+        """Share of questions answered right."""
+        return share(self.right)
+
+
+def share(mask: Tensor) -> float:
+    """Part of a mask that is True; 0 of nothing."""
+    return mask.float().mean().item() if mask.numel() else 0.0
 
 
 @torch.no_grad()
@@ -123,5 +136,27 @@ def answers(model: Model, task: Needle, *, length: int, n_rows: int = 32, seed: 
     batch = task.batch(0, n_rows, length, seed)
     assert batch.wanted is not None
     ids = batch.ids[:, :-1]
-    said = torch.cat([model(row[None].to(model.device))[:, -task.n_facts :].argmax(-1).cpu() for row in ids])
-    return Answers(ids, said == batch.wanted[:, -task.n_facts :], task.places(ids))
+    parts = [_ask(model, task, row[None]) for row in ids]
+    said, chosen, pooled = zip(*parts, strict=True)
+    return Answers(
+        ids, task.places(ids), torch.cat(said) == batch.wanted[:, -task.n_facts :],
+        {layer: torch.cat([part[layer] for part in chosen]) for layer in chosen[0]},
+        None if pooled[0] is None else torch.cat(pooled),
+    )  # fmt: skip
+
+
+def _ask(model: Model, task: Needle, ids: Tensor) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
+    """One row: the answers, whose choice holds the fact, and whether the pool does. Shapes: [1,S] -> [1,n_facts]."""
+    sources = [layer for layer in model.plan if layer.selects]
+    names = [f"layers.{layer.layer}.indexer.selection" for layer in sources]
+    names += [f"layers.{layer.layer}.indexer.pool" for layer in sources if layer.forms_pool]
+    trace = Trace("logits", *names, queries=list(range(ids.shape[1] - task.n_facts, ids.shape[1])))
+    model(ids.to(model.device), trace=trace)
+    said = trace["logits"].argmax(-1).cpu()
+    place_BF1, pooled = task.places(ids).unsqueeze(-1), None
+    chosen = {layer.layer: (trace[f"layers.{layer.layer}.indexer.selection"].cpu() == place_BF1 // layer.ratio).any(-1)
+              for layer in sources}  # fmt: skip
+    for layer in (layer for layer in sources if layer.forms_pool):
+        block_BF1 = place_BF1 // layer.ratio // model.config.candidate_block_size
+        pooled = (trace[f"layers.{layer.layer}.indexer.pool"].cpu() == block_BF1).any(-1)
+    return said, chosen, pooled
