@@ -93,13 +93,13 @@ def test_answers_are_judged_by_the_likeliest_token():
 
 def test_answers_know_whether_a_fact_was_within_reach():
     """Compared with the indices themselves, row by row: entries of two tokens, blocks of four entries."""
-    model = Model(needle_config(TASK, index_topk=5, candidate_topk_blocks=3), seed=0)
-    found = answers(model, TASK, length=64, n_rows=5)
+    model = Model(needle_config(TASK, index_topk=12, candidate_topk_blocks=5), seed=1)
+    found = answers(model, TASK, length=64, n_rows=12)
     trace = Trace("layers.*.indexer.selection", "layers.*.indexer.pool")
     with torch.no_grad():
         model(found.ids, trace=trace)
     assert list(found.chosen) == [2, 3] and found.pooled is not None
-    for row in range(5):
+    for row in range(12):
         for question in range(3):
             entry = found.places[row, question].item() // 2
             for layer, chosen in found.chosen.items():
