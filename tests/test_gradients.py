@@ -12,8 +12,10 @@ from torch.func import functional_call
 from tinyds41 import ops
 from tinyds41.formats import Rows
 from tinyds41.model.compressor import Compressor
+from tinyds41.model.engram_gate import gated_read
 from tinyds41.model.moe import MoE
-from tinyds41.ops import Ops, Selection, Window, attend, experts, hyper_coefficients, hyper_step
+from tinyds41.model.rope import rotate
+from tinyds41.ops import Ops, Selection, Window, attend, experts, hyper_coefficients, hyper_step, swiglu
 
 FLOATS = NANO.replace(quantize_cache=False, quantize_engram=False)
 
@@ -62,8 +64,8 @@ def test_compressor(ratio):
 
 def test_hyper_connection_coefficients_and_mixing():
     def run(streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        pre, post, comb = hyper_coefficients(streams, fn, scale, base, n_iters=4, eps=1e-6, norm_eps=1e-20)
-        return hyper_step(streams, y, post, comb, pre)
+        pre, post, comb, same = hyper_coefficients(streams, fn, scale, base, n_iters=4, eps=1e-6, norm_eps=1e-20)
+        return hyper_step(same, y, post, comb, pre)
 
     assert gradcheck(run, (leaf(1, 2, 3, 4), leaf(15, 12), leaf(3), leaf(15), leaf(1, 2, 4)))
 
@@ -92,15 +94,53 @@ def test_engram_gate_and_value():
     """Streams and memory; a dead position passes no gradient."""
     engram, alive = scattered(FLOATS).layers[1].engram, torch.tensor([[True, False, True]])
 
-    def run(streams: Tensor, memory: Tensor) -> Tensor:
-        gate, value = engram.read(streams, memory, alive)
-        return gate.unsqueeze(-1) * value.unsqueeze(2)
+    def run(streams: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        return engram.read(streams, memory, alive)[:2]
 
     inputs = leaf(1, 3, 4, 32), leaf(1, 3, 192)
     assert gradcheck(run, inputs, fast_mode=True)
-    run(*inputs).sum().backward()
-    assert not inputs[0].grad[0, 1].any()
+    (run(*inputs)[0] - inputs[0]).sum().backward()
+    assert not inputs[0].grad[0, 1].any() and not inputs[1].grad[0, 1].any()
     assert inputs[0].grad[0, 2].any()
+
+
+def test_engram_weights_of_streams_and_keys():
+    streams, read, alive = leaf(3, 2, 4), leaf(3, 12), torch.tensor([True, False, True])
+    run = lambda x, both, weight: gated_read(x, both, weight, alive, 1e-20)  # noqa: E731
+    assert gradcheck(run, (streams, read, leaf(2, 4)))
+
+
+def test_engram_gradients_are_those_of_plain_autograd():
+    """The equation again, by autograd; 1e-12 in float64, an agreement of exactly 0 among the cases."""
+    streams, read, weight = leaf(5, 2, 4), leaf(5, 12), leaf(2, 4)
+    with torch.no_grad():
+        streams[3] = 0
+    alive, eps = torch.tensor([True, False, True, True, True]), 1e-6
+    keys, value = read[:, :8].unflatten(-1, (2, 4)), read[:, 8:]
+    t = (streams * weight * keys).sum(-1) / 2
+    t = t * (streams.square().mean(-1) + eps).rsqrt() * (keys.square().mean(-1) + eps).rsqrt()
+    gate = torch.sigmoid(torch.where(t < 0, -1.0, 1.0) * t.abs().clamp(min=1e-6).sqrt()) * alive.unsqueeze(-1)
+    expected = streams + gate.unsqueeze(-1) * value.unsqueeze(1)
+    found, found_gate = gated_read(streams, read, weight, alive, eps)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    upstream, leaves = torch.randn_like(expected), (streams, read, weight)
+    ours = torch.autograd.grad((found * upstream).sum() + found_gate.sum(), leaves)
+    plain = torch.autograd.grad((expected * upstream).sum() + gate.sum(), leaves)
+    for a, b in zip(ours, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def test_rotation_turns_gradients_back():
+    rotation = torch.polar(torch.ones(2, 3, 2, dtype=torch.float64), torch.randn(2, 3, 2, dtype=torch.float64))
+    assert gradcheck(lambda x: rotate(x, rotation), leaf(2, 3, 6))
+    assert gradcheck(lambda x: rotate(x, rotation), leaf(2, 3, 7))  # pairs at odd offsets
+
+
+def test_swiglu_where_clamps_hold_some_values():
+    x, w1, w2, w3 = leaf(6, 4), leaf(5, 4), leaf(4, 5), leaf(5, 4)
+    held = ((x @ w1.T > 0.5).any(), ((x @ w3.T).abs() > 0.5).any(), ((x @ w3.T).abs() < 0.5).any())
+    assert all(held)
+    assert gradcheck(lambda *inputs: swiglu(*inputs, 0.5), (x, w1, w2, w3))
 
 
 @pytest.mark.parametrize("documents", [None, torch.tensor([[0] * 4 + [1] * 7])], ids=["one document", "two"])

@@ -41,11 +41,12 @@ class _Sinkhorn(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
-        output, *sums = ctx.saved_tensors
-        # The incoming gradient arrives permuted; without this copy every line below strides through memory.
-        grad, output = grad.contiguous().clone(), output.clone()
+        matrix, *sums = ctx.saved_tensors
+        # y = x / t, t = sum x + eps  =>  dx = (dy - sum(dy * y)) / t, so u = dy * y becomes dx * x = u - y sum(u):
+        # carried from step to step the product needs no division until the end.
+        product, matrix = grad * matrix, matrix.clone()
+        product = product.contiguous()
         for axis, total in zip(reversed(ctx.axes), reversed(sums), strict=True):
-            # y = x / t, t = sum x + eps  =>  dx = (dy - sum(dy * y)) / t
-            grad.sub_((grad * output).sum(axis, keepdim=True)).div_(total)
-            output.mul_(total)
-        return grad, None, None
+            product.addcmul_(matrix, product.sum(axis, keepdim=True), value=-1)
+            matrix.mul_(total)
+        return product.div_(matrix), None, None
