@@ -16,7 +16,7 @@ def ratios(encoder, decoder=1):
 @pytest.mark.parametrize(("check", "right"), [
     (check_bytes, 623), (check_bytes, (3 / 4 + 1) * 356), (check_visible, lambda position, m: (position + 1) // m),
     (check_cheaper, ratios(4)), (check_cheaper, ratios(8)),
-    (check_cheaper, ratios(4).replace(engram_compressed_vocab_size=1592)),
+    (check_cheaper, ratios(4).replace(engram_compressed_vocab_size=783)),
 ])  # fmt: skip
 def test_a_right_answer_is_accepted(check, right, capsys):
     check(right)

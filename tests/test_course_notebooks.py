@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -49,12 +50,23 @@ ax = plot_loss_by_setting({1: 2.0}, setting="k", trained=1, model="one")
 ax = plot_loss_by_setting({1: 2.0}, setting="k", trained=1, model="two")
 '''
 
-LESSONS = sorted((Path(__file__).parents[1] / "notebooks").glob("[0-9]*.py"))
+REPOSITORY = Path(__file__).parents[1]
+LESSONS = sorted((REPOSITORY / "notebooks").glob("[0-9]*.py"))
 
 
 @pytest.mark.parametrize("script", LESSONS, ids=lambda script: script.stem)
 def test_every_stored_lesson_is_sound(script):
     assert notebook_rules.check(script) == []
+
+
+PATTERNS = ("README.md", "docs/*.md", "tinyds41/cli.py", "tinyds41/*/*_command.py")
+READ_BY_USERS = [*LESSONS, *(page for pattern in PATTERNS for page in sorted(REPOSITORY.glob(pattern)))]
+
+
+@pytest.mark.parametrize("page", READ_BY_USERS, ids=lambda page: page.name)
+def test_no_page_sends_the_reader_to_a_lesson_that_is_not_there(page):
+    named = re.findall(r"(?i:lessons?)\s(?:#\s)?\**(\d\d)|第 ?(\d\d) ?课", page.read_text(encoding="utf-8"))
+    assert {one or other for one, other in named} <= {script.stem[:2] for script in LESSONS}
 
 
 @pytest.fixture(scope="module")

@@ -74,6 +74,16 @@ def test_parts_that_are_not_loaded_are_shown(tmp_path, model):
     assert head.format == "F8_E4M3 without scale"
 
 
+def test_draft_blocks_are_those_stored_not_those_of_the_config(tmp_path, model):
+    """The config of nano names 3, as the released one does; the model has none."""
+    folder = save(model, tmp_path / "model")
+    assert "Engram before layers [1, 3]; 0 of 3 draft blocks stored" in str(inspect(folder))
+    extra = {f"mtp.{name}.weight": torch.ones(3) for name in ("0.main_norm", "0.attn.q_norm", "10.main_norm")}
+    edit_tensors(folder, lambda tensors: tensors.update(extra))
+    report = inspect(folder)
+    assert "2 of 3 draft blocks stored" in str(report) and report.to_dict()["draft_blocks"] == 2
+
+
 def test_the_command_prints_tables_or_json(tmp_path, model, capsys):
     folder = save(model, tmp_path / "model", quantize=True)
     report = inspect(folder)

@@ -27,7 +27,7 @@ def test_engram_learns_from_step_0():
 
 def test_streams_start_close_to_a_plain_residual():
     trace = Trace("layers.*.hc_*.pre", "layers.*.hc_*.post", "layers.*.hc_*.comb")
-    Model(Config.preset("toy", engram_compressed_vocab_size=2048))(torch.arange(3, 67)[None], trace=trace)
+    Model(Config.preset("toy", engram_compressed_vocab_size=1024))(torch.arange(3, 67)[None], trace=trace)
     mean = {name: torch.stack([trace[n] for n in trace if n.endswith(name)]).mean((0, 1, 2))
             for name in ("pre", "post", "comb")}  # fmt: skip
     # fn is random, so single tokens scatter around the base: the means are what the base decides.

@@ -26,7 +26,8 @@ from tinyds41.trace import Trace
 
 NANO = Config.preset("nano")
 QUERY = 12
-LOSSES = [LossPoint(0, "train", 4.2), LossPoint(1, "train", 3.9), LossPoint(1, "held out", 4.0)]
+LOSSES = [LossPoint(0, "train", 4.2), LossPoint(1, "train", 3.9), LossPoint(1, "held out", 4.0),
+          LossPoint(1, "unigram", 4.05)]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -197,7 +198,23 @@ def test_expert_load_is_relative_to_an_even_share():
 def test_loss_has_the_uniform_guess_as_baseline(figures):
     ax = figures["loss"]()
     assert any(line.get_ydata()[0] == pytest.approx(math.log(64)) for line in ax.lines)
-    assert {"train 3.90", "held out 4.00"} <= set(texts(ax))
+    assert {"train 4.05", "held out 4.00"} <= set(texts(ax))
+
+
+def test_loss_has_counting_tokens_alone_as_a_second_baseline(figures):
+    ax = figures["loss"]()
+    [line] = [line for line in ax.lines if set(line.get_ydata()) == {4.05}]
+    assert (line.get_linestyle(), line.get_color()) == ("--", PALETTES["light"].purple)
+    assert "unigram 4.05" in texts(ax)
+
+
+def test_the_training_curve_is_labelled_with_the_mean_of_its_last_20_steps():
+    """The last batch alone is an outlier here."""
+    losses = [5.0] * 10 + [3.0] * 19 + [4.0]
+    ax = plot_loss([LossPoint(step, "train", loss) for step, loss in enumerate(losses, 1)], model="one")
+    assert texts(ax) == ["train 3.05"] and ax.get_xlabel() == "step (train: mean of the last 20)"
+    low, high = ax.get_ylim()
+    assert ax.texts[0].xy[1] == pytest.approx((3.05 - low) / (high - low))
 
 
 def test_close_labels_move_apart():
@@ -282,7 +299,7 @@ def test_the_same_figure_gives_the_same_bytes(tmp_path, figures):
         paths = save_figure(figures["loss"](), tmp_path / name, "loss", LOSSES)
         contents.append([path.read_bytes() for path in paths])
     assert contents[0] == contents[1]
-    assert contents[0][2].decode() == "step,kind,loss\n0,train,4.2\n1,train,3.9\n1,held out,4.0\n"
+    assert contents[0][2].decode() == "step,kind,loss\n0,train,4.2\n1,train,3.9\n1,held out,4.0\n1,unigram,4.05\n"
 
 
 def test_a_dark_figure_keeps_its_background_when_saved(tmp_path, figures):

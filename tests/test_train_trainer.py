@@ -6,9 +6,12 @@ import signal
 import pytest
 import torch
 
+from tinyds41 import memory
 from tinyds41.config import Config
 from tinyds41.model.transformer import Model
+from tinyds41.train import trainer
 from tinyds41.train.corpus import Corpus
+from tinyds41.train.optim import adamw
 from tinyds41.train.snapshot import load_snapshot, save_snapshot
 from tinyds41.train.trainer import TrainConfig, train
 
@@ -213,3 +216,36 @@ def test_a_text_that_is_too_short_names_its_length():
 def test_resuming_without_a_folder_is_refused():
     with pytest.raises(ValueError, match="resume=True needs the folder"):
         train(Model(Config.preset("nano")), None, steps=1, resume=True, progress=False)
+
+
+def test_a_float16_model_is_refused_at_once():
+    """Its loss would be nan at step 2: float16 holds no second moments."""
+    message = r"is torch\.float16, which does not train: torch\.bfloat16, torch\.float32, torch\.float64 do"
+    with pytest.raises(ValueError, match=message):
+        train(Model(Config.preset("nano"), dtype=torch.float16), None, steps=1, progress=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_other_dtypes_train(dtype):
+    model = Model(Config.preset("nano"), seed=1, dtype=dtype)
+    losses = train(model, text(), QUICK, learning_rate=1e-2, progress=False).losses
+    assert losses[-1] < losses[0] - 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_too_little_memory_for_gradients_and_moments_is_said_before_training(monkeypatch, dtype):
+    """What a step leaves allocated in gradients and moments is what is asked for, to the byte."""
+    model = Model(Config.preset("nano"), seed=1, dtype=dtype)
+    made = []
+    monkeypatch.setattr(trainer, "adamw", lambda *args: made.append(adamw(*args)) or made[0])
+    train(model, text(), QUICK, steps=1, progress=False)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    moments = [state[name] for state in made[0].state.values() for name in ("exp_avg", "exp_avg_sq")]
+    needed = sum(tensor.nbytes for tensor in [*moments, *trained])
+    fresh = Model(Config.preset("nano"), dtype=dtype)
+    monkeypatch.setattr(memory, "available_bytes", lambda device: needed - 1)
+    message = rf"training [\d,]+ parameters .* needs {needed:,} bytes, cpu has {needed - 1:,} bytes available"
+    with pytest.raises(MemoryError, match=message):
+        train(fresh, None, steps=1, progress=False)
+    monkeypatch.setattr(memory, "available_bytes", lambda device: needed)
+    train(fresh, text(), QUICK, steps=1, progress=False)

@@ -12,7 +12,7 @@ from typing import Any
 
 from tinyds41.checkpoint.headers import ModelFolder, Stored
 from tinyds41.checkpoint.layout import format_on_disk, scale_name
-from tinyds41.checkpoint.names import COMPONENTS, component
+from tinyds41.checkpoint.names import COMPONENTS, DRAFT_BLOCK, component
 from tinyds41.config import Config
 
 
@@ -42,6 +42,7 @@ class Report:
     config: Config
     groups: tuple[Group, ...]
     shards: dict[str, int]  # bytes of each file
+    n_draft_blocks: int  # stored; the config only says how many the released model has
 
     @property
     def n_bytes(self) -> int:
@@ -64,7 +65,8 @@ class Report:
         components = {name: {"parameters": p, "bytes": b} for name, (p, b) in self.components().items()}
         return {
             "folder": self.folder, "parameters": self.n_parameters, "bytes": self.n_bytes, "components": components,
-            "tensors": [asdict(group) for group in self.groups], "shards": self.shards, "config": self.config.to_dict(),
+            "draft_blocks": self.n_draft_blocks, "tensors": [asdict(group) for group in self.groups],
+            "shards": self.shards, "config": self.config.to_dict(),
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -75,7 +77,7 @@ class Report:
             for g in self.groups
         ]
         return "\n\n".join([
-            _summary(self.config),
+            _summary(self.config, self.n_draft_blocks),
             _table(("component", "parameters", "bytes"), [*components, total], numbers=(1, 2)),
             _table(("tensor", "count", "shape", "format", "parameters", "bytes"), tensors, numbers=(1, 4, 5)),
             _table(("shard", "bytes"), [(name, f"{size:,}") for name, size in self.shards.items()], numbers=(1,)),
@@ -90,7 +92,8 @@ def inspect(folder: str | Path) -> Report:
     files = ModelFolder(folder)
     stored = files.headers(files.shard_of)
     shards = {shard: (files.path / shard).stat().st_size for shard in sorted(set(files.shard_of.values()))}
-    return Report(str(folder), files.config, tuple(_groups(stored)), shards)
+    draft_blocks = {match[1] for match in map(DRAFT_BLOCK.match, stored) if match}
+    return Report(str(folder), files.config, tuple(_groups(stored)), shards, len(draft_blocks))
 
 
 def _groups(stored: dict[str, Stored]) -> list[Group]:
@@ -123,7 +126,7 @@ def _sum(group: list[Group]) -> Group:
                  sum(g.n_bytes for g in group), sum(g.n_parameters for g in group))  # fmt: skip
 
 
-def _summary(config: Config) -> str:
+def _summary(config: Config, n_draft_blocks: int) -> str:
     plan = config.plan()
     modes = Counter(layer.mode for layer in plan)
     lines = [
@@ -132,7 +135,8 @@ def _summary(config: Config) -> str:
         f"hidden {config.hidden_size}, {config.num_attention_heads} heads of {config.head_dim}, "
         f"window {config.sliding_window}, top-{config.index_topk}, vocabulary {config.vocab_size:,}",
         f"{config.n_routed_experts} experts of {config.moe_intermediate_size}, {config.num_experts_per_tok} per token; "
-        f"Engram before layers {list(config.engram_layer_ids)}; {config.num_nextn_predict_layers} draft blocks",
+        f"Engram before layers {list(config.engram_layer_ids)}; "
+        f"{n_draft_blocks} of {config.num_nextn_predict_layers} draft blocks stored",
     ]
     return "\n".join(lines)
 

@@ -22,6 +22,7 @@ STACKED = re.compile(r"^(?P<layer>(?:layers|mtp)\.\d+\.ffn\.experts)\.(?P<matrix
 ONE_EXPERT = re.compile(r"^(?P<layer>(?:layers|mtp)\.\d+\.ffn\.experts)\.(?P<expert>\d+)\.(?P<matrix>w[123])\.weight$")
 
 LAYER = re.compile(r"^layers\.(\d+)\.")
+DRAFT_BLOCK = re.compile(r"^mtp\.(\d+)\.")
 # Parts of released files beside the language model's backbone.
 SKIPPED = ("mtp.", "vision.", "aligner.", "image_")
 # May be absent: the router's second bias, which only image tokens use (spec 8).

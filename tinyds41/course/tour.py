@@ -114,6 +114,8 @@ def show_training(report: Report, model: Model, history: History, quality: Evalu
     report.say(quality_line(quality))
     points = [LossPoint(step, "train", loss) for step, loss in enumerate(history.losses, 1)]
     points.append(LossPoint(history.step, "held out", quality.loss))
+    assert quality.unigram_loss is not None
+    points.append(LossPoint(history.step, "unigram", quality.unigram_loss))
     report.figure("loss", plot_loss(points, model="the toy", vocab_size=model.config.vocab_size), points)
     report.say("How much of the attention mass the indexers keep, before training and now. In so short a training "
                "attention over far entries stays nearly flat, so there is little for them to learn.")  # fmt: skip

@@ -14,10 +14,15 @@ from tinyds41.plan import SWA
 from tinyds41.show.observations import ExpertLoad, Span
 from tinyds41.show.style import Style, label_right, new_axes, require_data, styled
 
+SMOOTHED = 20  # steps whose mean labels the training curve: one small batch is noise
+
 
 @dataclass(frozen=True)
 class LossPoint:
-    """One measured loss. kind: "train" or "held out". Units: nats per token."""
+    """One measured loss. Units: nats per token.
+
+    kind: "train", "held out", or "unigram", the loss of counting tokens alone: a baseline at whatever step.
+    """
 
     step: int
     kind: str
@@ -115,28 +120,44 @@ def _ticks(n: int) -> range:
 def plot_loss(
     style: Style, points: Sequence[LossPoint], *, model: str, vocab_size: int | None = None, ax: Axes | None = None
 ) -> Axes:
-    """Loss against step; the dashed baseline is a uniform guess over the vocabulary."""
+    """Loss against step; the dashed baselines are a uniform guess over the vocabulary and counting tokens alone.
+
+    The number at the training curve's end is the mean of its last steps.
+    """
     require_data(points, "losses")
     ax = ax or new_axes(style)
-    looks = {"train": (style.palette.blue, "-", None), "held out": (style.palette.orange, "--", "o")}
+    palette = style.palette
     labels = []
-    for kind, (colour, line, marker) in looks.items():
+    for kind, (colour, line, marker) in {
+        "train": (palette.blue, "-", None), "held out": (palette.orange, "--", "o"),
+    }.items():  # fmt: skip
         mine = [point for point in points if point.kind == kind]
         if mine:
             # One point makes no line: it needs its marker.
             ax.plot([p.step for p in mine], [p.loss for p in mine], color=colour, linestyle=line,
                     marker=marker or ("o" if len(mine) == 1 else None), markersize=style.font / 2.5,
                     clip_on=not marker, zorder=3)  # fmt: skip
-            labels.append((mine[-1].loss, f"{kind} {mine[-1].loss:.2f}", colour))
+            last = [p.loss for p in mine][-SMOOTHED if kind == "train" else -1 :]
+            end = sum(last) / len(last)
+            labels.append((end, f"{kind} {end:.2f}", colour))
+    for point in points:
+        if point.kind == "unigram":
+            ax.axhline(point.loss, color=palette.purple, linestyle="--", linewidth=0.8)
+            labels.append((point.loss, f"unigram {point.loss:.2f}", palette.purple))
     if vocab_size is not None:
-        guess = math.log(vocab_size)
-        ax.axhline(guess, color=style.palette.muted, linestyle="--", linewidth=0.8)
-        ax.annotate(f"uniform guess, ln {vocab_size:,} = {guess:.2f}", (0.5, guess), ha="center", va="bottom",
-                    xycoords=("axes fraction", "data"), color=style.palette.muted)  # fmt: skip
-        ax.update_datalim([(0, 1.08 * guess)])
-        ax.autoscale_view()
-    ax.set(xlim=(0, max(point.step for point in points) or 1), ylim=ax.get_ylim(), xlabel="step",
-           ylabel="loss, nats per token")  # fmt: skip
+        _draw_uniform_guess(ax, vocab_size, palette.muted)
+    n_smoothed = min(SMOOTHED, sum(point.kind == "train" for point in points))
+    ax.set(xlim=(0, max(point.step for point in points) or 1), ylim=ax.get_ylim(), ylabel="loss, nats per token",
+           xlabel="step" + (f" (train: mean of the last {n_smoothed})" if n_smoothed > 1 else ""))  # fmt: skip
     label_right(ax, labels)
     ax.set_title(f"Loss of {model}")
     return ax
+
+
+def _draw_uniform_guess(ax: Axes, vocab_size: int, colour: str) -> None:
+    guess = math.log(vocab_size)
+    ax.axhline(guess, color=colour, linestyle="--", linewidth=0.8)
+    ax.annotate(f"uniform guess, ln {vocab_size:,} = {guess:.2f}", (0.5, guess), xycoords=("axes fraction", "data"),
+                xytext=(0, 2), textcoords="offset points", ha="center", va="bottom", color=colour)  # fmt: skip
+    ax.update_datalim([(0, 1.08 * guess)])
+    ax.autoscale_view()

@@ -1,6 +1,6 @@
 """Fit the shipped tokenizer on the training split of the shipped texts.
 
-    python -m tinyds41.train.fit_tokenizer --vocab-size 2048 --out data
+    python -m tinyds41.train.fit_tokenizer --vocab-size 1024 --out data
 
 Prints how many bytes a token stands for on the held-out parts; with --out it also writes tokenizer.json, and into the
 shipped data folder the new checksum in the manifest. The same texts and size give the same file.
@@ -19,7 +19,7 @@ from tinyds41.train.corpus import MANIFEST, data_folder, documents
 
 TRAINED_ON = ("plays", "jargon")
 MEASURED_ON = ("plays", "jargon", "devil")
-VOCAB_SIZE = 2048
+VOCAB_SIZE = 1024
 
 
 def fit(vocab_size: int, names: Sequence[str] = TRAINED_ON) -> Tokenizer:

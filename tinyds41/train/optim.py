@@ -7,12 +7,15 @@ import math
 import torch
 from torch import Tensor
 
+from tinyds41.memory import require_bytes
 from tinyds41.model.transformer import Model
 
 BETAS, EPSILON, WEIGHT_DECAY = (0.9, 0.95), 1e-20, 0.1
 BIAS_STEP = 0.001
 # The schedule ends at a tenth of the base rate (spec 14).
 FINAL_SHARE = 0.1
+# No float16: second moments underflow to 0 there, and the second update is not finite.
+TRAINABLE = (torch.bfloat16, torch.float32, torch.float64)
 DECAYED = {"matrix": True, "norm": True, "table": False, "scale": False}
 
 
@@ -29,6 +32,24 @@ def role(name: str) -> str:
     if "norm" in name:
         return "norm"
     return "table" if name == "head.weight" or name.endswith("embed.weight") else "matrix"
+
+
+def require_trainable(model: Model) -> None:
+    """Refuses before the first step what could not be trained.
+
+    Needed are gradients and two moments of every trained parameter, in its dtype; activations come on top.
+
+    Raises: ValueError naming a dtype in which training cannot stay finite, and those in which it can; MemoryError
+        naming the bytes needed and the bytes there.
+    """
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    for name, parameter in trained.items():
+        if parameter.dtype not in TRAINABLE:
+            raise ValueError(f"{name} is {parameter.dtype}, which does not train: {', '.join(map(str, TRAINABLE))} do")
+    # A gradient that is there already takes no more.
+    needed = sum(p.nbytes * (2 if p.grad is not None else 3) for p in trained.values())
+    n_parameters = sum(p.numel() for p in trained.values())
+    require_bytes(needed, model.device, f"training {n_parameters:,} parameters (gradients and moments)")
 
 
 def adamw(model: Model, learning_rate: float) -> torch.optim.AdamW:

@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 from tinyds41.model.transformer import Model
 from tinyds41.train.corpus import Batch
 from tinyds41.train.losses import balance, cross_entropy, indexer_loss, recall, run, sample_queries, targets, teachers
-from tinyds41.train.optim import adamw, learning_rate_at, move_gate_biases
+from tinyds41.train.optim import adamw, learning_rate_at, move_gate_biases, require_trainable
 from tinyds41.train.snapshot import load_snapshot, save_snapshot
 
 
@@ -128,11 +128,13 @@ def train(
     Ctrl-C finishes the present step, saves, and returns with `history.interrupted`.
     The same model, corpus, config and number of threads give the same bits.
 
-    Raises: ValueError for a field out of range or a text too short, TypeError for an unknown field; FileNotFoundError
-        when there is nothing to resume; FloatingPointError naming the step when a loss or gradient is not finite: the
-        model then is as it was before that step, and the last snapshot stays.
+    Raises: ValueError for a field out of range, a text too short or a float16 model, TypeError for an unknown field;
+        FileNotFoundError when there is nothing to resume; MemoryError before the first step when gradients and moments
+        cannot fit; FloatingPointError naming the step when a loss or gradient
+        is not finite: the model then is as it was before that step, and the last snapshot stays.
     """
     config = dataclasses.replace(config or TrainConfig(), **changes)
+    require_trainable(model)
     optimizer = adamw(model, config.learning_rate)
     folder = None if folder is None else Path(folder)
     history = History(tokens_per_step=config.batch_size * config.length)
