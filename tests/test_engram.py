@@ -20,7 +20,8 @@ GOLDEN = load("engram_unit")
 FLASH = Config.preset("flash")
 # The golden's vocabulary, bucket size and heads.
 UNIT = NANO.replace(
-    vocab_size=330, engram_vocab_size=23, engram_num_embeddings=[204, 358], engram_compressed_vocab_size=260)
+    vocab_size=330, engram_vocab_size=23, engram_num_embeddings=[204, 358], engram_compressed_vocab_size=260
+)
 TABLES = [0, 1]
 
 

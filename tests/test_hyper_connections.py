@@ -57,11 +57,11 @@ def test_coefficients_equal_the_golden():
 
 def test_mixing_equals_the_golden():
     """Relative 1e-6: float32 sums of streams up to 145."""
-    streams, collapsed = hyper_step(
-        UNITS["streams"], UNITS["sublayer_out"], UNITS["post"], UNITS["comb"], UNITS["pre"])
+    streams, collapsed = hyper_step(UNITS["streams"], UNITS["sublayer_out"], UNITS["post"], UNITS["comb"], UNITS["pre"])
     torch.testing.assert_close(streams, UNITS["expanded"], rtol=1e-6, atol=2e-5)
     torch.testing.assert_close(
-        collapse(UNITS["streams"], UNITS["pre"]), UNITS["collapsed_by_pre"], rtol=1e-6, atol=2e-5)
+        collapse(UNITS["streams"], UNITS["pre"]), UNITS["collapsed_by_pre"], rtol=1e-6, atol=2e-5
+    )
     torch.testing.assert_close(collapsed, collapse(UNITS["expanded"], UNITS["pre"]), rtol=1e-6, atol=2e-5)
 
 
@@ -90,7 +90,8 @@ def test_the_first_index_of_comb_is_the_source():
 def test_post_scales_the_output_of_the_sub_layer_per_stream():
     post, y = torch.tensor([[[0.5, 2.0, 0.0]]]), torch.tensor([[[1.0, -3.0]]])
     mixed, collapsed = hyper_step(
-        torch.zeros(1, 1, 3, 2), y, post, torch.eye(3).view(1, 1, 3, 3), torch.tensor([[[0.0, 1.0, 4.0]]]))
+        torch.zeros(1, 1, 3, 2), y, post, torch.eye(3).view(1, 1, 3, 3), torch.tensor([[[0.0, 1.0, 4.0]]])
+    )
     assert mixed.tolist() == [[[[0.5, -1.5], [2.0, -6.0], [0.0, 0.0]]]]
     assert collapsed.tolist() == [[[2.0, -6.0]]]
 
@@ -133,6 +134,18 @@ def test_the_gradient_of_sinkhorn_equals_finite_differences():
     assert torch.autograd.gradcheck(lambda x: sinkhorn(x, 5, 1e-6), logits)
 
 
+def test_the_gradient_of_sinkhorn_without_eps_is_finite_where_a_softmax_is_0():
+    """e^-2000 is 0 also in float64; 1e-13 as above."""
+    ours = torch.eye(3, dtype=torch.float64).mul(2000).repeat(2, 1, 1).requires_grad_()
+    with torch.no_grad():
+        ours[1] = torch.randn(3, 3) + 3 * torch.tensor([[1.0, -600, 1], [1, 1, 1], [1, 1, 1]])
+    plain, upstream = ours.detach().clone().requires_grad_(), torch.randn(2, 3, 3, dtype=torch.float64)
+    (sinkhorn(ours, 3, 0.0) * upstream).sum().backward()
+    (plain_sinkhorn(plain, 3, 0.0) * upstream).sum().backward()
+    assert ours.grad[1].any()
+    torch.testing.assert_close(ours.grad, plain.grad, rtol=0, atol=1e-13)
+
+
 def test_coefficients_are_float32_of_bfloat16_weights_and_streams():
     """Equal to float32 arithmetic on the same rounded values, bit for bit."""
     rounded = [tensor.bfloat16() for tensor in random_case(dtype=torch.float32)]
@@ -147,8 +160,7 @@ def test_coefficients_are_float32_of_bfloat16_weights_and_streams():
 def test_mixing_adds_in_float32_and_rounds_once():
     """256 + 1 + 1 = 258: rounded to bfloat16 on the way, whose step is 2 there, each 1 would be lost."""
     streams, y = torch.tensor([[[[256.0], [1.0], [0.0], [0.0]]]]).bfloat16(), torch.ones(1, 1, 1).bfloat16()
-    mixed, collapsed = hyper_step(
-        streams, y, torch.ones(1, 1, 4), torch.ones(1, 1, 4, 4), torch.full((1, 1, 4), 0.25))
+    mixed, collapsed = hyper_step(streams, y, torch.ones(1, 1, 4), torch.ones(1, 1, 4, 4), torch.full((1, 1, 4), 0.25))
     assert mixed.dtype == collapsed.dtype == torch.bfloat16
     assert mixed.flatten().tolist() == [258.0] * 4
     assert collapsed.item() == 258.0
@@ -166,8 +178,10 @@ def test_two_layers_equal_the_equations_unrolled(mode):
         for block in model.layers:
             for hc, norm, sub_layer in ((block.hc_attn, block.attn_norm, attention_of(block, ctx)),
                                         (block.hc_ffn, block.ffn_norm, lambda x, b=block: b.ffn(x, ctx))):  # fmt: skip
-                pre, post, comb = (torch.stack(part)[None] for part in zip(
-                    *(plain_coefficients(hc, token) for token in streams[0]), strict=True))
+                pre, post, comb = (
+                    torch.stack(part)[None]
+                    for part in zip(*(plain_coefficients(hc, token) for token in streams[0]), strict=True)
+                )
                 if mode == "residual":
                     post, comb = torch.ones_like(post), torch.eye(4, dtype=torch.float64).expand_as(comb)
                 read = {"single_pass": mix, "multi_pass": pre, "residual": torch.eye(4)[0].expand_as(pre)}[mode]

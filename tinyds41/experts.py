@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from tinyds41.mixing import at_least_fp32
 
@@ -59,13 +60,17 @@ def _back_to_tokens(outputs: Tensor, order: Tensor, weight: Tensor) -> Tensor:
 
 def swiglu(x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor, limit: float) -> Tensor:
     """w2( silu(min(w1 x, c)) * clamp(w3 x, -c, c) ), c = swiglu_limit. Source: spec 2."""
-    return _SwiGLU.apply(x.flatten(0, -2), w1, w2, w3, limit).unflatten(0, x.shape[:-1])
+    flat_nD = x.reshape(x.shape[:-1].numel(), x.shape[-1])
+    return _SwiGLU.apply(flat_nD, w1, w2, w3, limit).view(*x.shape[:-1], w2.shape[0])
 
 
 class _SwiGLU(torch.autograd.Function):
     """The formula with a backward pass that keeps x and two products.
 
-    Autograd's would keep six arrays. Shapes: x [n,D], w1 and w3 [F,D], w2 [D,F] -> [n,D].
+    Autograd's would keep six arrays. Differs: a value on its limit passes no
+    gradient, where torch's clamp passes it on.
+
+    Shapes: x [n,D], w1 and w3 [F,D], w2 [D,F] -> [n,D].
     """
 
     @staticmethod
@@ -76,6 +81,7 @@ class _SwiGLU(torch.autograd.Function):
         return F.silu(gate).mul_(up).to(x.dtype) @ w2.mT
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple:
         x, w1, w2, w3, gate, up = ctx.saved_tensors
         share = gate.sigmoid()

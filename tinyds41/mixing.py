@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from tinyds41.sinkhorn import sinkhorn
 
@@ -23,12 +24,12 @@ def at_least_fp32(x: Tensor) -> Tensor:
 def hyper_coefficients(
     streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, *, n_iters: int, eps: float, norm_eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """pre, post and the doubly normalised comb of one sub-layer, from the streams before it; and the streams.
+    """pre, post and comb of one sub-layer from the streams before it, and these streams.
 
     Who goes on with the streams that come back sums both their gradients in one pass over memory instead of two.
 
     Shapes: streams [B,S,N,D], fn [(2+N)N, N*D], scale [3], base [(2+N)N] -> pre [B,S,N], post [B,S,N],
-        comb [B,S,N,N] (source, target), in at least fp32; streams as given. Source: spec 7.
+        comb [B,S,N,N] (source, target), doubly normalised, in at least fp32; streams as given. Source: spec 7.
     """
     n_streams = streams.shape[2]
     flat_nX = at_least_fp32(streams).flatten(0, 1).flatten(1)
@@ -55,7 +56,7 @@ def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 class _NormedLinear(torch.autograd.Function):
-    """fn (x / rms(x)), computed as (fn x) / rms(x); and x itself, so that its gradients meet here.
+    """fn (x / rms(x)), computed as (fn x) / rms(x), and x: its gradients meet here.
 
     No normalised copy of the streams, forward or backward.
 
@@ -73,6 +74,7 @@ class _NormedLinear(torch.autograd.Function):
         return product * scale, x
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple:
         x, fn, scale, product = ctx.saved_tensors
         to_product, to_x, to_fn = grads[0] * scale, torch.empty_like(x), torch.zeros_like(fn)
@@ -119,6 +121,7 @@ class _HyperStep(torch.autograd.Function):
         return new, u
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple:
         streams, y, post, towards_nNN, mix, new = ctx.saved_tensors
         to_x = torch.empty_like(streams, memory_format=torch.contiguous_format)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from tinyds41.experts import experts, experts_grouped, swiglu
 from tinyds41.formats import Rows
@@ -24,7 +25,8 @@ __all__ = [
     "hyper_step", "index_scores", "pool_blocks", "score_and_select", "select_top", "swiglu",
 ]  # fmt: skip
 
-# Elements of one temporary array of scores; small enough to stay in a CPU's cache while it is reduced.
+# Scores of one chunk of queries, window and selection together: 8 MiB in fp32. A CPU's last cache holds that while
+# it is reduced; smaller chunks mean more calls.
 ATTEND_ELEMENTS = 1 << 21
 
 
@@ -93,10 +95,12 @@ def _bands(rows_BTC: Tensor, first_BS: Tensor, size: int) -> tuple[Tensor, Tenso
 
 
 class _Attend(torch.autograd.Function):
-    """The sums of `attend` for some queries, window and selection side by side: nothing is copied into one array.
+    """The sums of `attend` for some queries, with a backward pass of matrix products.
 
-    The backward pass keeps the exponentials and the result, as in flash attention: with p = e / total and
-    delta = sum_c do_c o_c, the gradient of a score is p (do . v - delta).
+    Window and selection stay side by side: nothing is copied into one array.
+
+    The backward pass keeps the exponentials and the result. As in flash attention, with p = e / total and
+    delta = sum_c do_c o_c the gradient of a score is p (do . v - delta).
     """
 
     @staticmethod
@@ -105,7 +109,8 @@ class _Attend(torch.autograd.Function):
         q_BSHC = q_BSHC * q_BSHC.shape[-1] ** -0.5
         q_BbXC = _in_bands(q_BSHC, band_BbwC)
         near_BSHw = _by_query(at_least_fp32(q_BbXC @ band_BbwC.mT), q_BSHC).masked_fill_(
-            hidden_BSw.unsqueeze(2), -torch.inf)
+            hidden_BSw.unsqueeze(2), -torch.inf
+        )
         # The largest exponent cancels.
         sink_H, far_BSHK = at_least_fp32(sink), None
         largest_BSH = torch.maximum(near_BSHw.amax(-1), sink_H)
@@ -126,6 +131,7 @@ class _Attend(torch.autograd.Function):
         return out_BSHC.to(q_BSHC.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple:
         q_BSHC, band_BbwC, chosen_BSKC, sink, near_BSHw, far_BSHK, sunk_BSH, total_BSH, out_BSHC = ctx.saved_tensors
         dtype = q_BSHC.dtype

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 def sinkhorn(logits: Tensor, n_iters: int, eps: float) -> Tensor:
@@ -40,6 +41,7 @@ class _Sinkhorn(torch.autograd.Function):
         return matrix
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
         matrix, *sums = ctx.saved_tensors
         # y = x / t, t = sum x + eps  =>  dx = (dy - sum(dy * y)) / t, so u = dy * y becomes dx * x = u - y sum(u):
@@ -49,4 +51,5 @@ class _Sinkhorn(torch.autograd.Function):
         for axis, total in zip(reversed(ctx.axes), reversed(sums), strict=True):
             product.addcmul_(matrix, product.sum(axis, keepdim=True), value=-1)
             matrix.mul_(total)
-        return product.div_(matrix), None, None
+        # Without eps a softmax may be 0: the product is 0 as well, and nothing passes there.
+        return product.div_(matrix.clamp_(min=torch.finfo(matrix.dtype).tiny)), None, None

@@ -157,8 +157,8 @@ class Engram(nn.Module):
         check_width(memory, self.wkv.in_features, f"{self.path} memory")
         read_BSX = self.wkv(memory)
         weight = at_least_fp32(self.q_weight) * at_least_fp32(self.k_weight)
-        flat = (at_least_fp32(x).flatten(0, 1) for x in (streams, read_BSX))
-        new_nND, gate_nN = gated_read(*flat, weight, alive.flatten(), self.config.rms_norm_eps)
+        flat_nND, read_nX = (at_least_fp32(x).flatten(0, 1) for x in (streams, read_BSX))
+        new_nND, gate_nN = gated_read(flat_nND, read_nX, weight, alive.flatten(), self.config.rms_norm_eps)
         new_BSND = new_nND.view(streams.shape).to(streams.dtype)
         return new_BSND, gate_nN.view(streams.shape[:3]), read_BSX[..., n_streams * width :]
 
@@ -171,7 +171,8 @@ def identity_map(config: Config) -> Tensor:
     if config.engram_compressed_vocab_size != config.vocab_size:
         raise ValueError(
             f"engram_compressed_vocab_size={config.engram_compressed_vocab_size} differs from vocab_size="
-            f"{config.vocab_size}: such a model needs its tokenizer (token_map)")
+            f"{config.vocab_size}: such a model needs its tokenizer (token_map)"
+        )
     return torch.arange(config.vocab_size)
 
 
@@ -189,5 +190,6 @@ def check_token_map(config: Config, token_map: Tensor) -> Tensor:
     if found != config.engram_compressed_vocab_size:
         raise ValueError(
             f"the tokenizer compresses to {found} ids, engram_compressed_vocab_size is "
-            f"{config.engram_compressed_vocab_size}: it is not this model's tokenizer")
+            f"{config.engram_compressed_vocab_size}: it is not this model's tokenizer"
+        )
     return token_map

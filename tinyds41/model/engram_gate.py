@@ -1,4 +1,4 @@
-"""How far each stream opens to what Engram read, and the reading itself, in one pass over the streams."""
+"""How far each stream opens to what Engram read, and the reading, in one pass over memory."""
 
 from __future__ import annotations
 
@@ -6,25 +6,28 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from tinyds41.mixing import pieces
 
 
-def gated_read(
-    streams: Tensor, read: Tensor, weight: Tensor, alive: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    """X_i + g_i value, g_i = sigmoid(sgn(t_i) sqrt(max(|t_i|, 1e-6))), t_i the agreement of stream and key.
+def gated_read(streams: Tensor, read: Tensor, weight: Tensor, alive: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """X_i + g_i value, with a gate g_i per stream that opens where stream and key agree.
 
-    t_i = sum_d rms(X_i)_d w_id rms(k_i)_d / sqrt(D); positions that are not alive get g = 0.
+    g_i = sigmoid(sgn(t_i) sqrt(max(|t_i|, 1e-6))), t_i = sum_d rms(X_i)_d w_id rms(k_i)_d / sqrt(D).
+    Positions that are not alive get g = 0.
 
     Shapes: streams [n,N,D], read [n,(N+1)D] = keys and value, weight [N,D], alive [n] -> [n,N,D], gate [n,N].
-    Source: spec 9.
+    Source: spec 9.3.
     """
     return _GatedRead.apply(streams, read, weight, alive, eps)
 
 
 class _GatedRead(torch.autograd.Function):
-    """Forward and backward in pieces that a cache holds; autograd's own would pass memory some twenty times."""
+    """Forward and backward in pieces that a cache holds.
+
+    Autograd's own would pass through memory once per operation.
+    """
 
     @staticmethod
     def forward(ctx: Any, streams: Tensor, read: Tensor, weight: Tensor, alive: Tensor, eps: float) -> tuple:
@@ -46,6 +49,7 @@ class _GatedRead(torch.autograd.Function):
         return new, gate
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple:
         streams, read, weight, t_nN, by_x, by_k, gate = ctx.saved_tensors
         n_streams, width = weight.shape

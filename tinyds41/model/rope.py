@@ -81,7 +81,7 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
 
 
 class _Rotate(torch.autograd.Function):
-    """The gradient turns back: one copy and one product each way, whatever does not turn stays where it is."""
+    """The gradient turns back: one copy each way, in which the last channels turn in place."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rotation: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ def _turned(x: Tensor, rotation: Tensor) -> Tensor:
     moving = out[..., -2 * rotation.shape[-1] :]
     pairs = moving.to(torch.float64 if rotation.dtype == torch.complex128 else torch.float32)
     if x.shape[-1] % 2:  # pairs of an odd row lie across complex numbers
-        pairs = pairs.contiguous()
+        pairs = pairs.clone(memory_format=torch.contiguous_format)
     torch.view_as_complex(pairs.unflatten(-1, (-1, 2))).mul_(rotation)
     if pairs is not moving:
         moving.copy_(pairs)
