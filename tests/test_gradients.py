@@ -134,18 +134,6 @@ def test_engram_gradients_are_those_of_plain_autograd():
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
-def test_engram_gradients_in_pieces_equal_one_shot(monkeypatch):
-    """Pieces of two tokens, the last of one: 1e-14, weights are summed over tokens in another order."""
-    inputs, alive = (leaf(5, 2, 4), leaf(5, 12), leaf(2, 4)), torch.tensor([True, False, True, True, True])
-    found = []
-    for piece in (mixing.PIECE, 16):
-        monkeypatch.setattr(mixing, "PIECE", piece)
-        new, gate = gated_read(*inputs, alive, 1e-6)
-        found.append((new, gate, *torch.autograd.grad(new.sin().sum() + gate.sum(), inputs)))
-    for ours, expected in zip(*found, strict=True):
-        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-14)
-
-
 def test_rotation_turns_gradients_back():
     rotation = torch.polar(torch.ones(2, 3, 2, dtype=torch.float64), torch.randn(2, 3, 2, dtype=torch.float64))
     assert gradcheck(lambda x: rotate(x, rotation), leaf(2, 3, 6))
@@ -177,6 +165,19 @@ def test_a_loss_of_one_result_needs_no_other(case):
     run, inputs = as_results(case)
     for place in range(len(run(*inputs))):
         assert gradcheck(lambda *x, place=place: run(*x)[place], inputs), place
+
+
+@pytest.mark.parametrize("case", ["coefficients", "step", "engram"])
+def test_gradients_in_pieces_equal_one_shot(monkeypatch, case):
+    """Pieces of one token: 1e-14, gradients of weights are summed over tokens in another order."""
+    run, inputs = as_results(case)
+    found = []
+    for piece in (mixing.PIECE, 1):
+        monkeypatch.setattr(mixing, "PIECE", piece)
+        results = run(*inputs)
+        found.append((*results, *torch.autograd.grad(sum(x.sin().sum() for x in results), inputs)))
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-14)
 
 
 def test_inputs_that_are_not_contiguous_get_the_same_gradients():
