@@ -6,9 +6,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tinyds41 import ops
 from tinyds41.config import Config
-from tinyds41.cost.flops import ACCOUNTINGS, DecodeCost, attended_rows, decode_cost, linear_flops, scored_entries
+from tinyds41.cost.flops import ACCOUNTINGS, DecodeCost, decode_cost, linear_flops
 from tinyds41.cost.parameters import count_parameters
-from tinyds41.formats import Rows
+from tinyds41.cost.rows import attended_rows, scored_entries
 from tinyds41.model.transformer import Model
 
 
@@ -21,25 +21,6 @@ def flops_of(run) -> int:
     with FlopCounterMode(display=False) as counter:
         run()
     return counter.get_total_flops()
-
-
-def choose_for_one_query(config: Config, context: int):
-    """What each index source scores and selects for the last of `context` tokens, by the model's own operation."""
-    scored, selections, pools = {}, {}, {}
-    n_heads, width = config.index_n_heads, config.index_head_dim
-    for layer in config.plan():
-        if not layer.selects:
-            continue
-        visible = torch.tensor([[context // layer.ratio]])
-        keys = Rows(torch.randn(1, context // layer.ratio, width))
-        counts: list[int] = []
-        selections[layer.layer], pools[layer.layer] = ops.score_and_select(
-            torch.randn(1, 1, n_heads, width), torch.randn(1, 1, n_heads), keys, torch.zeros_like(visible), visible,
-            config.index_topk, block_size=config.candidate_block_size,
-            pool=pools[config.candidate_source_layer_id] if layer.pooled else None,
-            form_blocks=config.candidate_topk_blocks if layer.forms_pool else 0, count=counts.append)  # fmt: skip
-        scored[layer.layer] = sum(counts)
-    return scored, selections
 
 
 # The published growth, to its digits.
@@ -86,49 +67,6 @@ def test_linear_work_is_what_the_flop_counter_sees(name):
     mixing = 2 * len(config.engram_layer_ids) * config.hc_mult * config.hidden_size
     counted = flops_of(lambda: model(torch.arange(3, 3 + n_tokens)[None]))
     assert counted / n_tokens - mixing == linear_flops(config)
-
-
-# Contexts around the sizes of nano: window 4, top-K 3, pools of 3 blocks of 2, ratio 2; odd ones leave blocks open.
-@pytest.mark.parametrize("context", [2, 3, 5, 6, 7, 13, 64])
-def test_scored_entries_and_attended_rows_are_what_the_operations_do(context):
-    config = Config.preset("nano")
-    scored, selections = choose_for_one_query(config, context)
-    full, pool = scored_entries(config, context)
-    assert scored == full | pool and set(pool) == {6}
-    for layer in config.plan():
-        gathered = 0 if layer.index_source is None else int((selections[layer.index_source] >= 0).sum())
-        window = len(range(max(0, context - config.sliding_window), context))
-        assert attended_rows(config, context)[layer.layer] == window + gathered
-
-
-def test_the_pool_is_what_makes_later_index_layers_flat():
-    config = Config.preset("toy")
-    at = {context: scored_entries(config, context) for context in (1024, 4096)}
-    assert at[4096][1] == at[1024][1] == {6: config.candidate_topk_blocks * config.candidate_block_size}
-    assert all(at[4096][0][layer] == 4 * at[1024][0][layer] for layer in (2, 4))
-
-
-def test_index_and_attention_flops_are_what_the_flop_counter_sees():
-    config, context = Config.preset("toy"), 200
-    cost, (full, pool) = decode_cost(config), scored_entries(Config.preset("toy"), 200)
-    n_scored = sum(full.values()) + sum(pool.values())
-    indexed = flops_of(lambda: choose_for_one_query(config, context))
-    # The counter also sees the weighted sum over heads, one multiply-add per head and entry.
-    work = cost.at(context)
-    assert indexed == work.index_full + work.index_pool + 2 * config.index_n_heads * n_scored
-
-    def attend_everywhere():
-        for layer, n_rows in attended_rows(config, context).items():
-            window = ops.Window(Rows(torch.randn(1, context, config.head_dim)),
-                                torch.tensor([[context - config.sliding_window]]), config.sliding_window)  # fmt: skip
-            chosen = None
-            if config.compress_ratios[layer]:
-                index = torch.arange(n_rows - config.sliding_window)[None, None]
-                chosen = ops.Selection(index, Rows(torch.randn(1, context, config.head_dim)))
-            q = torch.randn(1, 1, config.num_attention_heads, config.head_dim)
-            ops.attend(q, window, chosen, torch.zeros(config.num_attention_heads))
-
-    assert flops_of(attend_everywhere) == work.attention
 
 
 def test_a_model_without_global_attention_costs_the_same_at_any_context():

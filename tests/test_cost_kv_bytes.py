@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tinyds41.config import Config, preset_names
-from tinyds41.cost.kv_bytes import kv_bytes
+from tinyds41.cost.kv_bytes import kv_bytes, unshared_bytes_per_token
 from tinyds41.formats import GLOBAL, INDEX, WINDOW
 
 
@@ -49,6 +49,13 @@ def test_an_unquantised_cache_holds_floats_of_the_models_dtype():
     per_token = Fraction(3, 2) * (config.head_dim + config.index_head_dim)
     assert kv_bytes(config).bytes_per_token == 4 * per_token
     assert kv_bytes(config, torch.bfloat16).bytes_per_token == 2 * per_token
+
+
+def test_without_sharing_flash_would_keep_11_6_times_as_much_global_kv():
+    flash = Config.preset("flash")
+    shared = sum(row.bytes_per_token for row in kv_bytes(flash).of("global KV"))
+    assert unshared_bytes_per_token(flash) == 8352
+    assert round(float(unshared_bytes_per_token(flash) / shared), 1) == 11.6
 
 
 def test_half_an_odd_row_is_not_rounded():

@@ -23,6 +23,8 @@ COMMANDS = {
     "tour": Command("tinyds41.course.tour_command", "train a toy on real text and look inside it"),
     "plan": Command("tinyds41.show.plan_command", "print the layer plan of a model"),
     "params": Command("tinyds41.cost.params_command", "count a model's parameters by component"),
+    "bytes": Command("tinyds41.cost.bytes_command", "cache bytes, and bytes read per generated token"),
+    "flops": Command("tinyds41.cost.flops_command", "work per generated token and per prompt"),
     "bench": Command("tinyds41.bench.bench_command", "measure speed and memory on this machine"),
     "lessons": Command("tinyds41.course.lessons_command", "execute or check the lesson notebooks"),
     "inspect": Command("tinyds41.checkpoint.inspect_command", "show what a model folder holds"),

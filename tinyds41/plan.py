@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tinyds41.tables import aligned
+
 if TYPE_CHECKING:
     from tinyds41.config import Config
 
@@ -58,9 +60,7 @@ class Plan(Sequence):
 
     def __str__(self) -> str:
         head = ("layer", "half", "mode", "ratio", "KV from", "indices from", "pool", "Engram")
-        rows = [head, *(self._row(layer) for layer in self.layers)]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-        return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+        return "\n".join(aligned(head, (self._row(layer) for layer in self.layers), left=range(len(head))))
 
     __repr__ = __str__
 

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from tinyds41.tables import aligned
+
 
 def alternate(contestants: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
     """Median seconds of each, in turns after one warm-up each.
@@ -92,6 +94,4 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 def table(rows: list[Mapping[str, Any]]) -> str:
     """Rows of equal columns as aligned text."""
     head = list(rows[0])
-    lines = [head, *([str(row[column]) for column in head] for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join(aligned(head, ([str(row[column]) for column in head] for row in rows), left=()))

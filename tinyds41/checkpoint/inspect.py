@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from tinyds41.checkpoint.headers import ModelFolder, Stored
 from tinyds41.checkpoint.layout import format_on_disk, scale_name
 from tinyds41.checkpoint.names import COMPONENTS, DRAFT_BLOCK, component
 from tinyds41.config import Config
+from tinyds41.tables import aligned
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,11 @@ class Report:
         ]
         return "\n\n".join([
             _summary(self.config, self.n_draft_blocks),
-            _table(("component", "parameters", "bytes"), [*components, total], numbers=(1, 2)),
-            _table(("tensor", "count", "shape", "format", "parameters", "bytes"), tensors, numbers=(1, 4, 5)),
-            _table(("shard", "bytes"), [(name, f"{size:,}") for name, size in self.shards.items()], numbers=(1,)),
+            *("\n".join(table) for table in (
+                aligned(("component", "parameters", "bytes"), [*components, total]),
+                aligned(("tensor", "count", "shape", "format", "parameters", "bytes"), tensors, left=(0, 2, 3)),
+                aligned(("shard", "bytes"), [(name, f"{size:,}") for name, size in self.shards.items()]),
+            )),
         ])  # fmt: skip
 
 
@@ -139,11 +141,3 @@ def _summary(config: Config, n_draft_blocks: int) -> str:
         f"{n_draft_blocks} of {config.num_nextn_predict_layers} draft blocks stored",
     ]
     return "\n".join(lines)
-
-
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], numbers: tuple[int, ...]) -> str:
-    table = [head, *rows]
-    widths = [max(len(row[i]) for row in table) for i in range(len(head))]
-    return "\n".join("  ".join(cell.rjust(width) if i in numbers else cell.ljust(width)
-                               for i, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip()
-                     for row in table)  # fmt: skip

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from tinyds41.config import Config
-from tinyds41.cost.limits import check_context
-from tinyds41.cost.parameters import shares
+from tinyds41.cost.parameters import Share, shares
+from tinyds41.cost.rows import attended_rows, scored_entries
 from tinyds41.model.transformer import Model
+from tinyds41.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,32 @@ class Rates:
     meaning: str
 
 
+# The report's weights of a FLOP. It does not print what it counts where: that reading is ours, and it gives the
+# published ratios (V4-Flash and V4-Pro to V3.2 at a context of 1M).
+PRECISIONS = {"BF16": 1.0, "FP8": 0.5, "FP4": 0.25}
+
+
+def weighted_rates(index: str) -> Rates:
+    """All linear work at FP8, the attention core at BF16, index scores at a precision of the generation's."""
+    linear, attention = "FP8", "BF16"
+    return Rates(
+        PRECISIONS[linear], PRECISIONS[index], PRECISIONS[attention],
+        f"{attention} {PRECISIONS[attention]:g} (attention core), {linear} {PRECISIONS[linear]:g} (linear), "
+        f"{index} {PRECISIONS[index]:g} (index scores)",
+    )  # fmt: skip
+
+
 ACCOUNTINGS = {
     "raw": Rates(1, 1, 1, "every multiply-add is 2 FLOPs, whatever its precision"),
-    # The report weighs BF16 : FP8 : FP4 as 1 : 0.5 : 0.25 but does not print what it counts where.
-    "weighted": Rates(0.5, 0.25, 1, "BF16 1 (attention core), FP8 0.5 (linear), FP4 0.25 (index scores)"),
+    "weighted": weighted_rates(index="FP4"),
 }
+
+
+def known_accounting(accounting: str, rates: Mapping[str, Rates] = ACCOUNTINGS) -> Rates:
+    """Raises: ValueError for an unknown accounting, naming the known."""
+    if accounting not in rates:
+        raise ValueError(f"unknown accounting {accounting!r}: the accountings are {', '.join(rates)}")
+    return rates[accounting]
 
 
 @dataclass(frozen=True)
@@ -51,11 +73,37 @@ class DecodeWork:
         return self.linear + self.index_full + self.index_pool + self.attention
 
 
-@dataclass(frozen=True)
-class DecodeCost:
-    """Decode work of one model.
+class DecodeCurve:
+    """Decode work of one model against its context.
 
-    `at(context)` and `curve(contexts)` give rows, `growth(a, b)` their ratio.
+    `at(context)` and `curve(contexts)` give rows, `growth(a, b)` their ratio. A subclass says what the raw work is.
+    """
+
+    rates: Mapping[str, Rates] = ACCOUNTINGS
+
+    def raw(self, context: int) -> DecodeWork:
+        """Raises: ValueError for a context that the model cannot have."""
+        raise NotImplementedError
+
+    def at(self, context: int, accounting: str = "raw") -> DecodeWork:
+        """Raises: ValueError for a context that the model cannot have, or an unknown accounting."""
+        rates, raw = known_accounting(accounting, self.rates), self.raw(context)
+        return replace(
+            raw, accounting=accounting, linear=rates.linear * raw.linear, attention=rates.attention * raw.attention,
+            index_full=rates.index * raw.index_full, index_pool=rates.index * raw.index_pool,
+        )  # fmt: skip
+
+    def curve(self, contexts: Iterable[int], accounting: str = "raw") -> list[DecodeWork]:
+        return [self.at(context, accounting) for context in contexts]
+
+    def growth(self, start: int, stop: int, accounting: str = "raw") -> float:
+        """How many times the work at `start` the work at `stop` is."""
+        return self.at(stop, accounting).total / self.at(start, accounting).total
+
+
+@dataclass(frozen=True)
+class DecodeCost(DecodeCurve):
+    """Decode work of a config's model.
 
     A context of N tokens includes the one being decoded: N // m entries are visible to it.
     Differs: left out are norms, RoPE, softmax, quantisation and the mixing of streams (constant per token) and the sum
@@ -67,29 +115,21 @@ class DecodeCost:
     name: str
     linear: float  # raw FLOPs per token
 
-    def at(self, context: int, accounting: str = "raw") -> DecodeWork:
-        """Raises: ValueError for a context that the model cannot have, or an unknown accounting."""
-        if accounting not in ACCOUNTINGS:
-            raise ValueError(f"unknown accounting {accounting!r}: the accountings are {', '.join(ACCOUNTINGS)}")
-        rates, config = ACCOUNTINGS[accounting], self.config
-        full, pool = scored_entries(config, context)
-        # One index row: I dot products of J channels. One attended row: H scores and H sums of C channels.
-        per_entry = 2 * config.index_n_heads * config.index_head_dim
-        per_row = 2 * 2 * config.num_attention_heads * config.head_dim
+    def raw(self, context: int) -> DecodeWork:
+        full, pool = scored_entries(self.config, context)
+        per_entry, per_row = flops_per_row(self.config)
         return DecodeWork(
-            self.name, context, accounting,
-            linear=rates.linear * self.linear,
-            index_full=rates.index * per_entry * sum(full.values()),
-            index_pool=rates.index * per_entry * sum(pool.values()),
-            attention=rates.attention * per_row * sum(attended_rows(config, context).values()),
+            self.name, context, "raw", self.linear, index_full=per_entry * sum(full.values()),
+            index_pool=per_entry * sum(pool.values()),
+            attention=per_row * sum(attended_rows(self.config, context).values()),
         )  # fmt: skip
 
-    def curve(self, contexts: Iterable[int], accounting: str = "raw") -> list[DecodeWork]:
-        return [self.at(context, accounting) for context in contexts]
 
-    def growth(self, start: int, stop: int, accounting: str = "raw") -> float:
-        """How many times the work at `start` the work at `stop` is."""
-        return self.at(stop, accounting).total / self.at(start, accounting).total
+def flops_per_row(config: Config) -> tuple[int, int]:
+    """Raw FLOPs of scoring one index row, and of attending to one row of the cache."""
+    # One index row: I dot products of J channels. One attended row: H scores and H sums of C channels.
+    return (2 * config.index_n_heads * config.index_head_dim,
+            2 * 2 * config.num_attention_heads * config.head_dim)  # fmt: skip
 
 
 def decode_cost(config: Config, name: str = "model") -> DecodeCost:
@@ -103,49 +143,15 @@ def linear_flops(config: Config) -> float:
     2 per weight it meets.
     """
     model = Model(config, device="meta")
-    total = 0.0
-    for share in shares(model):
-        # Vectors, and Engram's key and query weights, multiply element by element.
-        if len(share.shape) < 2 or share.name.endswith(("q_weight", "k_weight")):
-            continue
-        # One index key per finished group, so m tokens share its product.
-        tokens = model.plan[int(share.name.split(".")[1])].ratio if share.name.endswith("indexer.wk.weight") else 1
-        total += 2 * share.decode / tokens
-    return total
+    met = (share for share in shares(model) if multiplies(share))
+    return sum(2 * share.decode / tokens_per_use(share, model.plan) for share in met)
 
 
-def scored_entries(config: Config, context: int) -> tuple[dict[int, int], dict[int, int]]:
-    """Entries that one token's indexers score, by layer.
-
-    Against everything visible, and inside the pool.
-
-    A pool is scored in whole blocks, also where its newest block is only partly full. Source: spec 4.4, 4.5.
-    """
-    check_context(config, context)
-    full, pool = {}, {}
-    for layer in config.plan():
-        if not layer.selects:
-            continue
-        visible = context // layer.ratio
-        if layer.pooled:
-            blocks = -(-visible // config.candidate_block_size)
-            pool[layer.layer] = min(config.candidate_topk_blocks, blocks) * config.candidate_block_size
-        else:
-            full[layer.layer] = visible
-    return full, pool
+def multiplies(share: Share) -> bool:
+    """Whether a parameter stands in a matrix product; vectors and Engram's key and query weights do not."""
+    return len(share.shape) >= 2 and not share.name.endswith(("q_weight", "k_weight"))
 
 
-def attended_rows(config: Config, context: int) -> dict[int, int]:
-    """Rows that one token's attention works on, by layer.
-
-    Its window and, where it has one, its selection.
-
-    Slots that a selection leaves empty are worked on too; that happens only where a pool holds fewer than K.
-    Source: spec 4.1, 4.7.
-    """
-    check_context(config, context)
-    window = min(config.sliding_window, context)
-    return {
-        layer.layer: window + (min(config.index_topk, context // layer.ratio) if layer.ratio else 0)
-        for layer in config.plan()
-    }
+def tokens_per_use(share: Share, plan: Plan) -> int:
+    """Tokens that share one product with a weight: m for what makes an index key, for a group has one."""
+    return plan[int(share.name.split(".")[1])].ratio if share.name.endswith("indexer.wk.weight") else 1

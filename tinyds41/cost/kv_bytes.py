@@ -11,6 +11,7 @@ import torch
 from tinyds41.config import Config
 from tinyds41.cost.limits import check_context
 from tinyds41.formats import GLOBAL, INDEX, WINDOW, Format
+from tinyds41.tables import aligned
 
 STORES = ("global KV", "index keys", "window")
 
@@ -39,8 +40,11 @@ class StoreBytes:
 
     def bytes_at(self, context: int) -> int:
         """Bytes held at a context of that many tokens; an unfinished group has no row yet."""
+        return self.row_bytes * self.rows_at(context)
+
+    def rows_at(self, context: int) -> int:
         rows = context // self.tokens_per_row
-        return self.row_bytes * (rows if self.max_rows is None else min(rows, self.max_rows))
+        return rows if self.max_rows is None else min(rows, self.max_rows)
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,8 @@ class KVBytes:
     draft blocks.
     """
 
-    config: Config
     rows: tuple[StoreBytes, ...]
+    max_position_embeddings: int
 
     def of(self, store: str) -> tuple[StoreBytes, ...]:
         """The rows of one store. Raises: ValueError for a store that does not exist."""
@@ -72,13 +76,13 @@ class KVBytes:
 
     def bytes_at(self, context: int) -> int:
         """Bytes of one sequence. Raises: ValueError for a context that the model cannot have."""
-        check_context(self.config, context)
+        check_context(context, self.max_position_embeddings)
         return sum(row.bytes_at(context) for row in self.rows)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; row bytes are raw counts, bytes per token a number (exact where it is whole)."""
-        rows = [{**asdict(row), "bytes_per_token": _number(row.bytes_per_token)} for row in self.rows]
-        return {"bytes_per_token": _number(self.bytes_per_token), "window_bytes": self.window_bytes, "rows": rows}
+        rows = [{**asdict(row), "bytes_per_token": plain_number(row.bytes_per_token)} for row in self.rows]
+        return {"bytes_per_token": plain_number(self.bytes_per_token), "window_bytes": self.window_bytes, "rows": rows}
 
     def __str__(self) -> str:
         return "\n".join(_table(self))
@@ -101,7 +105,13 @@ def kv_bytes(config: Config, dtype: torch.dtype = torch.float32) -> KVBytes:
             rows.append(StoreBytes("index keys", layer.layer, key, layer.ratio))
         window = _measure(WINDOW, config.head_dim, config, dtype)
         rows.append(StoreBytes("window", layer.layer, window, 1, config.sliding_window))
-    return KVBytes(config, tuple(rows))
+    return KVBytes(tuple(rows), config.max_position_embeddings)
+
+
+def unshared_bytes_per_token(config: Config, dtype: torch.dtype = torch.float32) -> Fraction:
+    """Global KV alone, per token, if every layer that attends to it kept rows of its own: what sharing saves."""
+    row = _measure(GLOBAL, config.head_dim, config, dtype)
+    return sum((Fraction(row, layer.ratio) for layer in config.plan() if layer.ratio), Fraction(0))
 
 
 def _measure(form: Format, width: int, config: Config, dtype: torch.dtype) -> int:
@@ -111,17 +121,26 @@ def _measure(form: Format, width: int, config: Config, dtype: torch.dtype) -> in
     return stored.nbytes
 
 
-def _number(value: Fraction) -> int | float:
+def plain_number(value: Fraction) -> int | float:
+    """A whole number as such, any other as a float."""
     return value.numerator if value.denominator == 1 else float(value)
 
 
+def _shown(value: Fraction) -> str:
+    return f"{plain_number(value):,}"
+
+
 def _table(cache: KVBytes) -> list[str]:
-    lines = ["layer  store       bytes per row  tokens per row  bytes per token"]
-    for row in (row for row in cache.rows if row.grows):
-        sizes = f"{row.row_bytes:>13,}  {row.tokens_per_row:>14}  {_number(row.bytes_per_token):>15,}"
-        lines.append(f"{row.layer:<5}  {row.store:<10}  {sizes}")
-    lines.append(f"{'all layers':<48}  {_number(cache.bytes_per_token):>15,}")
+    head = ("layer", "store", "bytes per row", "tokens per row", "bytes per token")
+    rows = [
+        (str(row.layer), row.store, f"{row.row_bytes:,}", str(row.tokens_per_row), _shown(row.bytes_per_token))
+        for row in cache.rows
+        if row.grows
+    ]
+    rows.append(("all", "", "", "", _shown(cache.bytes_per_token)))
+    lines = aligned(head, rows, left=(0, 1))
     windows = cache.of("window")
+    if not windows:
+        return [*lines, "no windows: nothing is constant per sequence"]
     size = f"{len(windows)} layers x {windows[0].max_rows} rows x {windows[0].row_bytes} bytes"
-    lines.append(f"windows, constant: {size} = {cache.window_bytes:,} bytes per sequence")
-    return lines
+    return [*lines, f"windows, constant: {size} = {cache.window_bytes:,} bytes per sequence"]

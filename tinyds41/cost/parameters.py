@@ -10,6 +10,7 @@ from torch import nn
 from tinyds41.checkpoint.names import component, released_name
 from tinyds41.config import Config
 from tinyds41.model.transformer import Model
+from tinyds41.tables import aligned
 
 # Name (as in `checkpoint.names`) and meaning of every line of the table, in its order.
 COMPONENTS = {
@@ -175,11 +176,10 @@ def _table(parameters: Parameters) -> list[str]:
     ]  # fmt: skip
     total = (parameters.total, parameters.active_prefill, parameters.active_decode)
     rows.append(("total", short(total[0]), "", *map(short, total[1:])))
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    lines = ["  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in
-                       enumerate(zip(row, widths, strict=True))).rstrip() for row in (head, *rows)]  # fmt: skip
+    lines = aligned(head, rows)
     rule = "-" * max(map(len, lines))
-    meanings = [f"{part.name.ljust(widths[0])}  {COMPONENTS[part.name]}" for part in parts]
+    name_width = max(len("component"), *(len(part.name) for part in parts))
+    meanings = [f"{part.name.ljust(name_width)}  {COMPONENTS[part.name]}" for part in parts]
     return [lines[0], rule, *lines[1:-1], rule, lines[-1], "", *_summary(parameters), "", *meanings]
 
 
