@@ -67,9 +67,9 @@ assert per_row == 16 * per_score and one_scan > 2.5 * attention
 # %% [markdown]
 # One scan costs more than twice the attention of the whole model. Cheap, times a million, is not cheap.
 #
-# So the released model scans as few times as it can. Twenty-three of its 40 layers reuse another layer's choice
-# (lesson 04), and of those that choose, half look only where one layer found something promising. That is the
-# **candidate pool**, and this lesson is about it.
+# So the released model scans as few times as it can. Thirty of its 40 layers reuse another layer's choice. Of the eight
+# that choose, half may look only where one layer found something promising: the **candidate pool**, which this lesson
+# is about.
 
 # %% tags=["nbval-check-output"]
 plan = flash.plan()
@@ -78,6 +78,7 @@ pooled = [layer.layer for layer in plan if layer.pooled and layer.selects]
 for mode, layers in modes.items():
     print(f"{mode:8} {len(layers):2}  {layers if len(layers) < 9 else ''}")
 print("choose inside the pool:", pooled)
+assert len(modes["REUSE"]) == 30 and len(modes["FULL"] + modes["REINDEX"]) == 2 * len(pooled) == 8
 
 # %% [markdown]
 # ## One equation
@@ -174,7 +175,7 @@ print(toy.plan())
 
 # %%
 common = {"seed": 0, "learning_rate": 3e-3}
-short = ds.train(model, task, steps=220, batch_size=32, length=32, **common)
+short = ds.train(model, task, steps=260, batch_size=32, length=32, **common)
 long = ds.train(model, task, steps=40, batch_size=4, length=256, **common)
 points = [LossPoint(step, "train", loss) for step, loss in enumerate(short.losses + long.losses, 1)]
 ax = plot_loss(points, model="the toy, questions only", vocab_size=task.n_values)
@@ -190,7 +191,7 @@ assert sum(short.losses[-10:]) / 10 < 0.2
 by_length = {length: answers(model, task, length=length, n_rows=24) for length in (32, 128, 512, 2048)}
 for length, found in by_length.items():
     print(f"{length:5} tokens, {length // 2:5} entries: {found.accuracy:.3f} right, {1 / task.n_values:.3f} by chance")
-assert by_length[32].accuracy > 0.95 and by_length[512].accuracy > 0.85
+assert by_length[32].accuracy > 0.9 and by_length[512].accuracy > 0.85
 assert by_length[2048].accuracy < by_length[512].accuracy
 
 # %% [markdown]
@@ -263,57 +264,76 @@ assert share(by_blocks[8].pooled) > 0.9
 # %% [markdown]
 # ## Hits and misses
 #
-# In long rows the toy does fail. Was the fact not fetched, or fetched and not understood? We know for each question
-# whether layer 2 had it among its 16.
+# In rows of 2,048 tokens the toy does fail at a good many questions.
+#
+# **Guess first:** who is to blame? The indexer, which had to find 1 entry among 1,024? Or attention, which got 16 of
+# them and had to read the right one? We know for each question whether layer 2 had fetched the fact.
 
 # %%
 found = by_length[2048]
 fetched, right = found.chosen[2], found.right
 for name, mask in (("fetched", fetched), ("not fetched", ~fetched)):
     print(f"fact {name:11}: {int((mask & right).sum()):3} right, {int((mask & ~right).sum()):3} wrong")
-assert fetched.numel() == 24 * task.n_facts
-assert share(right[fetched]) > share(right[~fetched]) if (~fetched).any() else True
+assert fetched.numel() == 24 * task.n_facts and share(fetched) > 0.9
+assert share(fetched[~right]) > 0.5  # most misses are not the indexer's
 
 # %% [markdown]
-# Both kinds of miss are possible: an entry that was not fetched, and one that was fetched among others, in a row eight
-# times as long as any it had learned on. Only the first is the indexer's fault.
+# The indexer finds nearly every fact, in rows eight times as long as any it was taught on. What fails is reading: the
+# fact lies on the desk among other notes, and attention picks the wrong one.
 #
+# So a wrong answer does not prove that something was not found. Nor does this table prove that the indexer is always
+# the better part: the fillers here are easy to tell from facts.
+
+# %% [markdown]
 # ## Take the lesson away
 #
 # The indexer gets no gradient from the loss: choosing has none. It learns by imitation, to rank entries as attention
-# would if it saw all of them. So here is the same trained toy with its indexers set back to their first, random weights.
+# would if it saw all of them. So here is the same trained toy with its indexers set back to first, random weights.
 #
-# **Guess first:** it fetches 16 of 256 entries at random, so to say. How many answers are left?
+# **Guess first:** which part of the answers is left in rows of 512 tokens? And does a larger pool help?
 
 # %%
-fresh = ds.Model(toy, seed=0).state_dict()
-trained = model.state_dict()
+fresh, trained = ds.Model(toy, seed=0).state_dict(), model.state_dict()
+mixed = {name: fresh[name] if ".indexer." in name else trained[name] for name in trained}
 untaught = ds.Model(toy, seed=0)
-untaught.load_state_dict({name: (fresh if ".indexer." in name else trained)[name] for name in trained})
+untaught.load_state_dict(mixed)
 for length in (32, 128, 512):
     taught, random = by_length[length].accuracy, answers(untaught, task, length=length, n_rows=24).accuracy
     print(f"{length:4} tokens: taught {taught:.3f}, untaught {random:.3f}")
 assert random < 0.5 * taught
 
+# %%
+blind = {blocks: answers(ds.variant(untaught, candidate_topk_blocks=blocks), task, length=512, n_rows=12)
+         for blocks in (1, 2, 4, 8, 16, 32, 64)}
+curves = {
+    "fact in the pool": {blocks: share(found.pooled) for blocks, found in blind.items()},
+    "answer right": {blocks: found.accuracy for blocks, found in blind.items()},
+}
+ax = plot_quality_by_setting(curves, setting="candidate_topk_blocks", trained=8, model="the untaught toy")
+assert blind[64].accuracy < 0.6 and share(blind[64].pooled) == 1 > share(blind[8].pooled)
+
 # %% [markdown]
 # **It hurts.** At 32 tokens nothing is lost, for there everything is fetched. At 512 most answers are gone, though
 # attention itself was not touched: it cannot read what nobody brings up from the cellar.
+#
+# A larger pool brings the facts back into the pool, and hardly an answer: of what the pool offers, the untaught
+# indexer still fetches the wrong 16.
 #
 # How much of attention does the taught indexer keep?
 
 # %%
 recall = long.records[-1]["recall"]
 for source, kept in recall.items():
-    print(f"layer {source}: {kept['selection']:.2f} of attention's mass is among the fetched, {kept['pool']:.2f} in the pool")
+    print(f"layer {source}: {kept['selection']:.2f} of attention's mass is fetched, {kept['pool']:.2f} in the pool")
 assert all(0.2 < kept["selection"] < 0.95 for kept in recall.values())
 
 # %% [markdown]
-# **A miss.** A good part of what attention would have looked at, had it seen everything, is not fetched; yet hardly an
-# answer is lost. Mass recall is what the indexer is trained on, and a poor judge of what matters: much of the mass is
-# spread thinly over fillers.
+# **A miss.** A good part of what attention would have looked at, had it seen everything, is never fetched; yet nearly
+# every answer survives. Recall of mass is what the indexer is trained on, and a poor judge of what matters: much of
+# that mass is spread thinly over fillers.
 #
-# > **Correction.** Some accounts say that training makes the pool "accurate enough". Enough for what? Here nine
-# answers in ten survive at a recall that looks poor. Another task may need the rest.
+# > **Correction.** Some accounts say that training makes the pool accurate enough. Enough for what? Here, for finding
+# facts among fillers, at a recall that looks poor. Another task may need the rest.
 
 # %% [markdown]
 # ## What it costs, and what it saves
