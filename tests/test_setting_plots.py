@@ -1,10 +1,13 @@
 """The curve of a knob shows every value where it belongs, and the one that the model was trained with."""
 
+from functools import partial
+
 import matplotlib.pyplot as plt
 import pytest
 from matplotlib.colors import to_hex
+from plot_checks import check_plot
 
-from tinyds41.show.setting_plots import plot_loss_by_setting
+from tinyds41.show.setting_plots import plot_loss_by_setting, plot_quality_by_setting
 from tinyds41.show.style import PALETTES, Style
 
 LOSSES = {32: 5.0, 4: 5.5, 64: 5.1}
@@ -37,3 +40,33 @@ def test_a_curve_without_its_reference_is_refused():
         plot_loss_by_setting(LOSSES, setting="k", trained=16, model="toy")
     with pytest.raises(ValueError, match="nothing to plot: no losses"):
         plot_loss_by_setting({}, setting="k", trained=16, model="toy")
+
+
+# ---------------------------------------------------------------------------------------------- accuracy and recall
+
+QUALITY = {"accuracy": {1: 0.3, 4: 0.6, 16: 0.83, 64: 0.84}, "pool recall": {1: 0.2, 4: 0.6, 16: 0.97, 64: 1.0}}
+
+
+def test_two_quantities_share_one_axis_from_0_to_1():
+    draw = partial(plot_quality_by_setting, QUALITY, setting="candidate_topk_blocks", trained=16, model="toy")
+    check_plot(draw, "toy")
+    ax = draw(ylabel="share of answers, of mass")
+    curves = [line for line in ax.get_lines() if len(line.get_xdata()) == 4]
+    assert [list(line.get_ydata()) for line in curves] == [list(curve.values()) for curve in QUALITY.values()]
+    assert len({(line.get_color(), line.get_linestyle()) for line in curves}) == 2
+    [trained] = [line for line in ax.get_lines() if len(line.get_xdata()) == 2]
+    assert set(trained.get_xdata()) == {16} and trained.get_linestyle() == "--"
+    assert {text.get_text().strip() for text in ax.texts} == {"accuracy 0.84", "pool recall 1.00", "trained with 16"}
+    low, high = ax.get_ylim()
+    assert low <= 0 and high >= 1 and ax.get_xscale() == "log" and ax.get_ylabel() == "share of answers, of mass"
+
+
+@pytest.mark.parametrize(("values", "message"), [
+    ({}, "nothing to plot: no values"),
+    ({"recall": {1: 0.5}}, r"recall: trained=16 is not among the values \[1\]"),
+    ({"recall": {16: 1.2}}, r"recall is 1\.2 at 16: this plot shows quantities between 0 and 1"),
+    ({"recall": {16: 1.0}, "accuracy": {}}, "nothing to plot: no values of accuracy"),
+])  # fmt: skip
+def test_a_quantity_that_does_not_fit_is_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        plot_quality_by_setting(values, setting="k", trained=16, model="toy")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
+from plot_checks import check_texts_apart, texts
 
 from tinyds41.config import Config
 from tinyds41.cost.flops import ACCOUNTINGS, decode_cost
@@ -66,10 +67,6 @@ def figures(run):
 NAMES = ("plan", "kv", "parameters", "work", "selection", "load", "loss")
 
 
-def texts(ax: Axes) -> list[str]:
-    return [text.get_text() for text in ax.texts]
-
-
 # ---------------------------------------------------------------------------------------------- every plot
 
 
@@ -104,19 +101,7 @@ def test_the_style_decides_background_and_text_and_leaves_settings_alone(name, m
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_text_leaves_the_figure_or_covers_other_text(name, figures):
-    ax = figures[name]()
-    ax.figure.draw_without_rendering()
-    renderer, paper = ax.figure.canvas.get_renderer(), ax.figure.bbox
-    words = [*ax.texts, ax._left_title, ax.xaxis.label, ax.yaxis.label]
-    for axis, (low, high) in ((ax.xaxis, sorted(ax.get_xlim())), (ax.yaxis, sorted(ax.get_ylim()))):
-        words += [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
-    boxes = [(word.get_text(), word.get_window_extent(renderer)) for word in words if word.get_text().strip("■ ")]
-    for text, box in boxes:
-        assert paper.x0 <= box.x0 and box.x1 <= paper.x1 and paper.y0 <= box.y0 and box.y1 <= paper.y1, text
-    for i, (text, box) in enumerate(boxes):
-        for other, its_box in boxes[i + 1 :]:
-            overlap = box.padded(-1).overlaps(its_box.padded(-1))  # a pixel of bearing around the ink
-            assert not overlap, f"{text!r} covers {other!r}"
+    check_texts_apart(figures[name]())
 
 
 def test_themes_differ_in_lightness_of_neighbouring_colours():

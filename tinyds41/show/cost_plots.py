@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from tinyds41.cost.parameters import Parameters, short
 from tinyds41.show.style import Style, label_right, new_axes, require_data, styled
 
 GROWING = ("global KV", "index keys")
+MOST_SEGMENTS = 12  # more layers in one bar are one segment: their edges and numbers would run into each other
 
 
 def kv_rows(models: Mapping[str, KVBytes]) -> list[dict[str, Any]]:
@@ -24,7 +26,7 @@ def kv_rows(models: Mapping[str, KVBytes]) -> list[dict[str, Any]]:
 
 @styled
 def plot_kv_bytes(style: Style, models: Mapping[str, KVBytes], *, ax: Axes | None = None) -> Axes:
-    """Cache growth per token by store, a segment per layer that keeps rows.
+    """Cache growth per token by store, a segment per layer that keeps rows; one segment where these are many.
 
     Windows do not grow: a note.
     """
@@ -36,26 +38,38 @@ def plot_kv_bytes(style: Style, models: Mapping[str, KVBytes], *, ax: Axes | Non
     for place, (model, cache) in enumerate(models.items()):
         for offset, (store, colour) in enumerate(zip(GROWING, colours, strict=True)):
             y = 2.6 * place + offset
-            _draw_store(ax, y, [(row.layer, float(row.bytes_per_token)) for row in cache.of(store)], colour, style)
+            parts = [(row.layer, float(row.bytes_per_token)) for row in cache.of(store)]
+            _draw_store(ax, y, parts, colour, style.palette.paper, float(longest) / 100)
             labels.append((y, f"{model}: {store}"))
     ax.set_yticks([y for y, _ in labels], [text for _, text in labels])
     ax.set_ylim(labels[-1][0] + 0.7, -0.7)
-    windows = ", ".join(f"{model} {cache.window_bytes:,} B" for model, cache in models.items())
-    ax.set(xlim=(0, float(longest) * 1.55 or 1),
-           xlabel=f"bytes per token of context, one segment per layer\n(windows do not grow: {windows} per sequence)")
+    windows = ", ".join(f"{model} {cache.window_bytes:,} B" for model, cache in models.items() if cache.window_bytes)
+    note = f"windows do not grow: {windows} per sequence" if windows else "no windows"
+    many = f", one for more than {MOST_SEGMENTS}" if any(map(_many, models.values())) else ""
+    ax.set_xlim(0, float(longest) * 1.55 or 1)
+    ax.set_xlabel(f"bytes per token of context, one segment per layer{many}\n" + textwrap.fill(f"({note})", 72))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:,g}"))
     totals = ", ".join(f"{model} {_plain(cache.bytes_per_token)}" for model, cache in models.items())
     ax.set_title(f"Cache bytes per token: {totals}")
     return ax
 
 
-def _draw_store(ax: Axes, y: float, parts: list[tuple[int, float]], colour: str, style: Style) -> None:
-    left = 0.0
-    for _, width in parts:
-        ax.barh(y, width, left=left, height=0.86, color=colour, edgecolor=style.palette.paper, linewidth=1)
+def _many(cache: KVBytes) -> bool:
+    return any(len(cache.of(store)) > MOST_SEGMENTS for store in GROWING)
+
+
+def _draw_store(ax: Axes, y: float, parts: list[tuple[int, float]], colour: str, paper: str, least: float) -> None:
+    """A bar of segments. least: the width below which a segment's edges would hide it."""
+    total = sum(width for _, width in parts)
+    many, left = len(parts) > MOST_SEGMENTS, 0.0
+    edge = 1 if many or all(width > least for _, width in parts) else 0
+    for width in [total] if many else [width for _, width in parts]:
+        ax.barh(y, width, left=left, height=0.86, color=colour, edgecolor=paper, linewidth=edge)
         left += width
     layers = ", ".join(str(layer) for layer, _ in parts)
     where = f" (layer{'s' * (len(parts) > 1)} {layers})" if parts else ""
-    ax.annotate(f" {_plain(left)} B{where}", (left, y), va="center")
+    where = f" ({len(parts)} layers, {parts[0][0]}..{parts[-1][0]})" if many else where
+    ax.annotate(f" {_plain(total)} B{where}", (left, y), va="center")
 
 
 def _plain(value: Any) -> str:

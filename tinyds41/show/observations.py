@@ -49,7 +49,7 @@ def selection_spans(trace: Trace, config: Config, query: int, row: int = 0) -> l
     trace: kept with `Trace(*SELECTION_NAMES)`, with or without `queries`.
     Raises: ValueError for a query that the trace does not hold; KeyError for a name it does not hold.
     """
-    at = _place(trace, query)
+    at = place_of(trace, query, "window_first")
     spans: list[Span] = []
     for layer in config.plan():
         first = int(trace[f"layers.{layer.layer}.attn.window_first"][row, at])
@@ -58,10 +58,14 @@ def selection_spans(trace: Trace, config: Config, query: int, row: int = 0) -> l
     return spans
 
 
-def _place(trace: Trace, query: int) -> int:
-    """Where a position lies on the query axis of a trace."""
+def place_of(trace: Trace, query: int, counted: str) -> int:
+    """Where a position lies on the query axis of a trace.
+
+    counted: the end of a kept name with that axis, which tells how long it is.
+    Raises: ValueError for a query that the trace does not hold.
+    """
     if trace.queries is None:
-        kept = next((value.shape[1] for name, value in trace.items() if name.endswith("window_first")), 0)
+        kept = next((value.shape[1] for name, value in trace.items() if name.endswith(counted)), 0)
         positions = list(range(kept))
     else:
         positions = trace.queries.tolist()

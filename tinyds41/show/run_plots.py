@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +12,9 @@ from matplotlib.ticker import MaxNLocator
 
 from tinyds41.plan import SWA
 from tinyds41.show.observations import ExpertLoad, Span
-from tinyds41.show.style import Style, label_right, new_axes, require_data, styled
+from tinyds41.show.style import Style, label_right, name_kinds, new_axes, require_data, styled
 
+KINDS = {"selected": "selected entries", "pool": "candidate pool", "window": "window", "visible": "visible"}
 SMOOTHED = 20  # steps whose mean labels the training curve: one small batch is noise
 
 
@@ -58,7 +59,8 @@ def plot_selection(style: Style, spans: Sequence[Span], *, model: str, ax: Axes 
     ax.set(xlim=(0, query + 1), ylim=(layers[-1] + 0.6, layers[0] - 0.6), xlabel="position in the context, tokens")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.tick_params(axis="y", length=0)
-    _name_kinds(ax, spans, {kind: look[1] for kind, look in looks.items()})
+    present = {span.kind for span in spans}
+    name_kinds(ax, [(looks[kind][1], name) for kind, name in KINDS.items() if kind in present])
     ax.set_title(f"What each layer of {model} reads for the query at {query:,}", pad=2.2 * style.font)
     return ax
 
@@ -75,15 +77,6 @@ def _choice(spans: Sequence[Span], layer: int) -> str:
     reach = [span for span in mine if span.kind == "pool"] or [span for span in mine if span.kind == "visible"]
     n_reach = sum(span.last - span.first + 1 for span in reach) // ratio
     return f"{len(chosen)} of {n_reach:,}"
-
-
-def _name_kinds(ax: Axes, spans: Iterable[Span], colours: dict[str, str]) -> None:
-    """The kinds as words in their colours above the axes: no legend box over the data."""
-    names = {"selected": "selected entries", "pool": "candidate pool", "window": "window", "visible": "visible"}
-    present = [kind for kind in names if any(span.kind == kind for span in spans)]
-    for place, kind in enumerate(present):
-        ax.annotate("■ ", (place * 0.27, 1.02), xycoords="axes fraction", color=colours[kind], va="bottom")
-        ax.annotate(f"    {names[kind]}", (place * 0.27, 1.02), xycoords="axes fraction", va="bottom", fontsize="small")
 
 
 @styled

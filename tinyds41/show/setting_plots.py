@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
-from tinyds41.show.style import Style, new_axes, require_data, styled
+from tinyds41.show.style import Style, label_right, new_axes, require_data, styled
 
 
 @styled
@@ -44,3 +45,55 @@ def plot_loss_by_setting(
                 textcoords="offset points", color=style.palette.orange)  # fmt: skip
     ax.set_title(f"Loss of {model} when {setting} is changed after training")
     return ax
+
+
+@styled
+def plot_quality_by_setting(
+    style: Style, values: Mapping[str, Mapping[int, float]], *, setting: str, trained: int, model: str,
+    ylabel: str = "share, 0 to 1", ax: Axes | None = None,
+) -> Axes:  # fmt: skip
+    """Quantities between 0 and 1 under each value of a setting, log axis, such as accuracy and recall.
+
+    Each is labelled at its right end. Dashed: the value the model was trained with.
+
+    values: by quantity, then by value of the setting.
+    Raises: ValueError for a quantity outside 0..1, or when the value it was trained with is not among the values.
+    """
+    require_data([value for curve in values.values() for value in curve], "values")
+    for quantity, curve in values.items():
+        _check_curve(quantity, curve, trained)
+    ax = ax or new_axes(style)
+    palette = style.palette
+    looks = [
+        (palette.blue, "-", "o"),
+        (palette.orange, "--", "s"),
+        (palette.green, ":", "^"),
+        (palette.purple, "-.", "v"),
+    ]
+    settings = sorted({value for curve in values.values() for value in curve})
+    ax.set_xscale("log", base=2)
+    ax.set(ylim=(-0.02, 1.02), xlim=(settings[0], settings[-1]) if len(settings) > 1 else None)
+    ax.axvline(trained, color=palette.muted, linestyle="--", linewidth=0.8)
+    ax.annotate(f"trained with {trained}", (trained, 1.02), xycoords=("data", "axes fraction"), ha="center",
+                color=palette.muted, fontsize="small")  # fmt: skip
+    labels = []
+    for (quantity, curve), (colour, line, marker) in zip(values.items(), itertools.cycle(looks)):
+        places = sorted(curve)
+        ax.plot(places, [curve[place] for place in places], color=colour, linestyle=line, marker=marker,
+                markersize=style.font / 1.8, clip_on=False, zorder=3)  # fmt: skip
+        labels.append((curve[places[-1]], f"  {quantity} {curve[places[-1]]:.2f}", colour))
+    label_right(ax, labels)
+    ax.set_xticks(settings, [f"{value:,}" for value in settings])
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.set(xlabel=f"{setting} while evaluating (log scale)", ylabel=ylabel)
+    ax.set_title(f"{' and '.join(values)} of {model} against {setting}", pad=2.2 * style.font)
+    return ax
+
+
+def _check_curve(quantity: str, curve: Mapping[int, float], trained: int) -> None:
+    require_data(curve, f"values of {quantity}")
+    if trained not in curve:
+        raise ValueError(f"{quantity}: trained={trained} is not among the values {sorted(curve)}")
+    for value, share in curve.items():
+        if not 0 <= share <= 1:
+            raise ValueError(f"{quantity} is {share} at {value}: this plot shows quantities between 0 and 1")

@@ -70,6 +70,11 @@ class Style:
         """Inches: a text column, or a slide."""
         return 6.4 if self.medium == "page" else 11.0
 
+    @property
+    def tallest(self) -> float:
+        """Greatest height of a figure with many rows, as a fraction of its width."""
+        return 1.3 if self.medium == "page" else 0.62
+
     def rc(self) -> dict[str, Any]:
         """Matplotlib's settings for this style.
 
@@ -105,17 +110,32 @@ def require_data(data: Sized, what: str) -> None:
 
 
 def label_right(ax: Axes, labels: Sequence[tuple[float, str, str]], *, apart: float = 0.09) -> None:
-    """Names curves where they end, at the right of linear axes whose limits are set.
+    """Names curves where they end, at the right of axes whose scale and limits are set.
 
-    Close labels move apart.
+    Close labels move apart, and down again where they would stand above the axes.
 
     labels: (y in data, text, colour); apart: least distance, in heights of the axes.
     """
-    low, high = ax.get_ylim()
-    place = -1.0
-    for y, text, colour in sorted(labels):
-        place = max((y - low) / (high - low), place + apart)
+    to_height = ax.transScale + ax.transLimits  # from data to a part of the axes, on any scale
+    ordered = sorted(labels)
+    places = [float(to_height.transform((max(ax.get_xlim()), y))[1]) for y, _, _ in ordered]
+    for i in range(1, len(places)):
+        places[i] = max(places[i], places[i - 1] + apart)
+    for i in reversed(range(len(places))):
+        places[i] = min(places[i], (places[i + 1] if i + 1 < len(places) else 1 + 2 * apart / 3) - apart)
+    for place, (_, text, colour) in zip(places, ordered, strict=True):
         ax.annotate(text, (1.01, place), xycoords="axes fraction", color=colour, va="center", annotation_clip=False)
+
+
+def name_kinds(ax: Axes, kinds: Sequence[tuple[str, str]]) -> None:
+    """Names what areas mean as words behind a patch of their colour, above the axes: no legend box over the data.
+
+    kinds: (colour, name), in order.
+    """
+    for place, (colour, name) in enumerate(kinds):
+        x = 0.27 * place
+        ax.annotate("■ ", (x, 1.02), xycoords="axes fraction", color=colour, va="bottom")
+        ax.annotate(f"    {name}", (x, 1.02), xycoords="axes fraction", va="bottom", fontsize="small")
 
 
 def styled(draw: Callable[Concatenate[Style, Arguments], Axes]) -> Callable[..., Axes]:
