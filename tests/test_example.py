@@ -129,6 +129,7 @@ def test_the_command_replaces_an_example_and_keeps_the_folder_verified(made, cap
     before = (out / RECORD).read_bytes()
     make_example.main(["text", "--steps", "2", "--seed", "3", "--out", str(out)])
     verify(made)
+    assert sum(file.stat().st_size for file in out.iterdir()) <= MOST_BYTES
     printed = json.loads(capsys.readouterr().out)
     assert printed == json.loads((out / RECORD).read_text()) != json.loads(before)
     assert printed["steps"] == 2 and printed["command"].endswith(f"text --steps 2 --seed 3 --out {out.as_posix()}")

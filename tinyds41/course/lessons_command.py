@@ -13,29 +13,31 @@ from tinyds41.course.lesson_time import LessonTime
 
 
 def add_parser(subparsers) -> None:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("names", nargs="*", metavar="NAME", help="lessons, such as 00_tour (default: all)")
+    common.add_argument("--folder", type=Path, default=Path("notebooks"), help="where they are (default %(default)s)")
+    common.add_argument("--debug", action="store_true", default=argparse.SUPPRESS,
+                        help="show the traceback of an error")  # fmt: skip
     parser = subparsers.add_parser("lessons", description="Execute lessons from their .py, check or time them.")
-    parser.add_argument("action", choices=("run", "check", "time"),
-                        help="run: execute on one thread and store; check: verify what is stored; time: execute, store "
-                             "nothing, compare seconds and memory with the limits")  # fmt: skip
-    parser.add_argument("names", nargs="*", metavar="NAME", help="lessons, such as 00_tour (default: all)")
-    parser.add_argument("--folder", type=Path, default=Path("notebooks"), help="where they are (default %(default)s)")
-    parser.add_argument("--fast", action="store_true",
-                        help="with run: a tenth of the training steps, failed assertions are only reported, and the "
-                             "notebooks go to a new temporary folder")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="with time: print JSON")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    run = actions.add_parser("run", parents=[common], help="execute on one thread and store")
+    run.add_argument("--fast", action="store_true",
+                     help="a tenth of the training steps, failed assertions are only reported, and the notebooks go to "
+                          "a new temporary folder")  # fmt: skip
+    actions.add_parser("check", parents=[common], help="verify what is stored")
+    timed = actions.add_parser("time", parents=[common],
+                               help="execute, store nothing, compare seconds and memory with the limits")  # fmt: skip
+    timed.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     missing = [name for name in ("jupytext", "nbclient", "nbformat") if find_spec(name) is None]
     if missing:
         raise ValueError(f"lessons need {', '.join(missing)}: pip install 'tinyds41[notebooks]'")
-    for option, action in (("fast", "run"), ("json", "time")):
-        if getattr(args, option) and args.action != action:
-            raise ValueError(f"--{option} goes with `lessons {action}`, not with `lessons {args.action}`")
     scripts = notebooks.lessons(args.folder, args.names)
     if args.action == "time":
         return time(scripts, as_json=args.json)
-    if args.fast:
+    if args.action == "run" and args.fast:
         return run_fast(scripts)
     return run_or_check(scripts, execute=args.action == "run")
 
