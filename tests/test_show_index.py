@@ -233,8 +233,11 @@ def test_shares_stay_inside_a_packed_document(model):
     ids = random_ids(1, 21)
     packed = traced(model, ids, documents=torch.tensor([[0] * 8 + [1] * 13]))
     alone = traced(model, ids[:, 8:])
-    for mine, its in zip(attention_shares(packed, model, [20]), attention_shares(alone, model, [12]), strict=True):
-        assert (mine.window, mine.selected) == pytest.approx((its.window, its.selected), abs=1e-9)
+    for query in (9, 20):  # the window of the first reaches back over the border
+        pairs = zip(attention_shares(packed, model, [query]), attention_shares(alone, model, [query - 8]), strict=True)
+        for mine, its in pairs:
+            # float64, but the experts of both runs add up in another order.
+            assert (mine.window, mine.selected) == pytest.approx((its.window, its.selected), abs=1e-9)
 
 
 def test_shares_from_a_trace_of_a_few_queries_are_the_same(run, model):
