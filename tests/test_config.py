@@ -259,11 +259,11 @@ def test_any_json_value_in_any_field_loads_or_is_a_value_error():
 def released_file() -> dict:
     """The shape of a released config.json: text fields nested, vision beside them, fields unknown to us in both."""
     text = {name: value for name, value in Config.preset("flash").to_dict()["text_config"].items()
-            if name not in ("quantize_cache", "quantize_engram", "mhc_mode")}  # fmt: skip
+            if name not in ("quantize_cache", "quantize_engram", "mhc_mode", "initializer_range")}  # fmt: skip
     return {
         "architectures": ["DeepseekV41ForConditionalGeneration"],
         "vision_config": {"depth": 27, "patch_size": 14, "nested": {"list": [1, None, "a"]}},
-        "text_config": {**text, "initializer_range": 0.02, "attention_dropout": None, "bos_token_id": 0},
+        "text_config": {**text, "attention_bias": False, "attention_dropout": None, "bos_token_id": 0},
         "quantization_config": {"quant_method": "fp8", "weight_block_size": [32, 32]},
         "torch_dtype": "bfloat16",
     }
@@ -276,7 +276,8 @@ def test_a_released_file_comes_back_with_vision_and_unknown_fields_in_place(tmp_
     assert config.hidden_size == 5120
     config.to_json(tmp_path / "again.json")
     written = json.loads((tmp_path / "again.json").read_text())
-    ours = {"quantize_cache": True, "quantize_engram": True, "mhc_mode": "single_pass"}
+    ours = {"quantize_cache": True, "quantize_engram": True, "mhc_mode": "single_pass",
+            "initializer_range": 0.02}  # fmt: skip
     assert written == {**content, "text_config": {**content["text_config"], **ours}}
     assert Config.from_json(tmp_path / "again.json") == config
 
@@ -285,12 +286,12 @@ def test_unknown_fields_survive_a_change_of_another():
     config = Config.from_dict(released_file()).replace(index_topk=256)
     written = config.to_dict()
     assert written["vision_config"] == released_file()["vision_config"]
-    assert written["text_config"]["initializer_range"] == 0.02
+    assert written["text_config"]["attention_bias"] is False
     assert written["text_config"]["index_topk"] == 256
 
 
 def test_a_flat_file_stays_flat():
-    flat = {**NANO.to_dict()["text_config"], "initializer_range": 0.02}
+    flat = {**NANO.to_dict()["text_config"], "attention_bias": False}
     assert Config.from_dict(flat).to_dict() == flat
     assert dataclasses.replace(Config.from_dict(flat), extra={}) == dataclasses.replace(NANO, extra={})
 

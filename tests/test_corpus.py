@@ -140,7 +140,8 @@ def test_documents_are_laid_out_with_their_borders(tokenizer):
 
 def test_a_batch_is_windows_of_the_text_and_of_its_documents():
     made = Corpus(torch.arange(100, 150, dtype=torch.int32), torch.arange(50, dtype=torch.int32) // 7)
-    ids, borders = made.batch(3, 64, 9, seed=5)
+    ids, borders, wanted = made.batch(3, 64, 9, seed=5)
+    assert wanted is None and borders is not None
     assert ids.shape == borders.shape == (64, 10) and ids.dtype == borders.dtype == torch.int64
     assert torch.equal(ids, ids[:, :1] + torch.arange(10))
     assert torch.equal(borders, (ids - 100) // 7)

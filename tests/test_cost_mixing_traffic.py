@@ -43,7 +43,7 @@ def test_every_schedule_computes_what_the_models_operations_do(schedule):
     """float64: the tiles only change the order of sums."""
     memory, coefficients = run(schedule)
     before, step = random_step(N)
-    pre, post, comb = ops.hyper_coefficients(
+    pre, post, comb, _ = ops.hyper_coefficients(
         memory.arrays["streams"][None], step.fn.flatten(1), step.scale, step.base,
         n_iters=step.n_iters, eps=step.eps, norm_eps=step.norm_eps)  # fmt: skip
     mix = step.mix if schedule == "single-pass" else pre[0]

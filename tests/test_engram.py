@@ -20,7 +20,8 @@ GOLDEN = load("engram_unit")
 FLASH = Config.preset("flash")
 # The golden's vocabulary, bucket size and heads.
 UNIT = NANO.replace(
-    vocab_size=330, engram_vocab_size=23, engram_num_embeddings=[204, 358], engram_compressed_vocab_size=260)
+    vocab_size=330, engram_vocab_size=23, engram_num_embeddings=[204, 358], engram_compressed_vocab_size=260
+)
 TABLES = [0, 1]
 
 
@@ -168,8 +169,7 @@ def test_gate_and_output_equal_the_golden(dtype):
                                   ("y_masked", "hash_masked", GOLDEN["token_mask"].bool())):  # fmt: skip
             memory = engram.embed(GOLDEN[rows][:, :, 0].long())
             assert torch.equal(ENGRAM.fake_quant(memory), memory)
-            gate, value = engram.read(x, memory.flatten(2), alive)
-            y = x + gate.unsqueeze(-1) * value.unsqueeze(2)
+            y, gate, _ = engram.read(x, memory.flatten(2), alive)
             torch.testing.assert_close(y.float(), GOLDEN[f"engram.{name}"], rtol=0, atol=1e-6)
             if name == "y":
                 torch.testing.assert_close(gate.float(), GOLDEN["engram.gate"], rtol=0, atol=1e-6)
@@ -179,7 +179,7 @@ def test_a_zero_stream_opens_the_gate_to_0_50025():
     """sigmoid(sqrt(1e-6)): the sign of 0 counts as +, and the root starts at 1e-6."""
     engram = unit_engram(torch.float64)
     memory = torch.randn(1, 1, 192, dtype=torch.float64)
-    gate, _ = engram.read(torch.zeros(1, 1, 4, 32, dtype=torch.float64), memory, torch.ones(1, 1, dtype=torch.bool))
+    _, gate, _ = engram.read(torch.zeros(1, 1, 4, 32, dtype=torch.float64), memory, torch.ones(1, 1, dtype=torch.bool))
     assert gate.flatten().tolist() == pytest.approx([1 / (1 + math.exp(-1e-3))] * 4, abs=1e-12)
     assert gate[0, 0, 0].item() == pytest.approx(0.50025, abs=1e-7)
 
@@ -188,7 +188,7 @@ def test_the_gate_equals_the_equation_stream_by_stream():
     """Keys are stream-major, the value comes last; weights of both sides count. 1e-12 in float64."""
     engram = unit_engram(torch.float64)
     x, memory = torch.randn(1, 3, 4, 32, dtype=torch.float64), torch.randn(1, 3, 192, dtype=torch.float64)
-    gate, value = engram.read(x, memory, torch.ones(1, 3, dtype=torch.bool))
+    _, gate, value = engram.read(x, memory, torch.ones(1, 3, dtype=torch.bool))
     seen_signs = set()
     for s in range(3):
         projected = engram.wkv.weight @ memory[0, s]

@@ -34,3 +34,12 @@ def test_streams_start_close_to_a_plain_residual():
     torch.testing.assert_close(mean["pre"], torch.full((4,), 0.25), rtol=0, atol=0.1)
     torch.testing.assert_close(mean["post"], torch.ones(4), rtol=0, atol=0.2)
     torch.testing.assert_close(mean["comb"], torch.eye(4), rtol=0, atol=0.15)
+
+
+def test_initializer_range_widens_matrices_but_not_the_mixing():
+    """The same draws, three times as wide: exactly, but for the rounding of one product."""
+    narrow, wide = (Model(Config.preset("nano", initializer_range=std)).state_dict() for std in (0.02, 0.06))
+    for name in ("layers.2.attn.wq_b.weight", "embed.weight", "layers.3.ffn.experts.w1", "layers.4.indexer.wk.weight"):
+        torch.testing.assert_close(wide[name], 3 * narrow[name], rtol=1e-6, atol=0)
+    assert torch.equal(wide["layers.2.hc_attn.fn"], narrow["layers.2.hc_attn.fn"])
+    assert torch.equal(wide["layers.2.attn_norm.weight"], torch.ones(32))

@@ -95,6 +95,16 @@ def test_the_gate_branch_is_limited_above_and_the_other_on_both_sides(gate, up, 
     assert swiglu(one, one * gate, one, one * up, 10.0).item() == pytest.approx(expected, rel=1e-12)
 
 
+def test_an_expert_takes_tokens_of_any_shape():
+    """None, one, rows of rows and no token at all. 1e-14: a product of one row may be summed in another order."""
+    w1, w2, w3 = (torch.randn(shape, dtype=torch.float64) for shape in ((3, 4), (4, 3), (3, 4)))
+    x = torch.randn(2, 5, 4, dtype=torch.float64)
+    whole = swiglu(x, w1, w2, w3, 1.0)
+    torch.testing.assert_close(swiglu(x[1, 2], w1, w2, w3, 1.0), whole[1, 2], rtol=0, atol=1e-14)
+    torch.testing.assert_close(swiglu(x[1], w1, w2, w3, 1.0), whole[1], rtol=0, atol=1e-14)
+    assert swiglu(x[:, :0], w1, w2, w3, 1.0).shape == (2, 0, 4)
+
+
 def test_the_shared_expert_is_limited_too():
     expert = Expert(SMALL.replace(moe_intermediate_size=1)).double()
     with torch.no_grad():
@@ -143,7 +153,8 @@ def test_one_expert_may_take_every_token():
     x, index, weight, *stacks = random_experts(9, 5, 1)
     index[:] = 3
     torch.testing.assert_close(
-        experts(x, index, weight, *stacks, 1.0), loop(x, index, weight, *stacks, 1.0), rtol=0, atol=1e-12)
+        experts(x, index, weight, *stacks, 1.0), loop(x, index, weight, *stacks, 1.0), rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("n_visited", [1, 4])

@@ -93,6 +93,16 @@ def test_angles_differ_from_the_released_float32_ones_by_rounding_alone():
     assert apart[positions <= 65_536].max() < 0.005
 
 
+def test_positions_that_repeat_for_the_batch_turn_as_if_written_out():
+    """A row for all, expanded over the batch; rows of their own; one row."""
+    rope, row = Rope(FLASH, compressed=False), torch.arange(5)
+    for positions in (row.expand(3, 5), row + torch.tensor([[0], [7]]), row[None], row.expand(2, 3, 5)):
+        rotation = rope.rotation(positions, torch.float64)
+        assert rotation.shape == (*positions.shape, 32)
+        angles = positions.unsqueeze(-1) * rope.frequencies
+        assert torch.equal(rotation, torch.polar(torch.ones_like(angles), angles))
+
+
 def test_rotation_is_built_in_float64_and_rounded_once():
     rope, positions = Rope(FLASH, compressed=False), torch.tensor([1_048_575])
     exact = rope.rotation(positions, torch.float64)

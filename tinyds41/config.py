@@ -80,6 +80,7 @@ class Config:
     quantize_cache: bool = True  # window, global KV and index rows see their cache format
     quantize_engram: bool = True  # Engram rows see FP8
     mhc_mode: str = "single_pass"  # "multi_pass" (V4) and "residual" are ablations
+    initializer_range: float = 0.02  # standard deviation of initial matrices; narrow models learn faster with more
     # Fields of the file that we do not use: {"text": inside text_config, "outer": around it}; written back.
     extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
 

@@ -16,7 +16,7 @@ _POSITIVE = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "qk_rope_head_dim",
     "q_lora_rank", "o_groups", "o_lora_rank", "sliding_window", "index_n_heads", "index_head_dim", "index_topk",
     "moe_intermediate_size", "n_routed_experts", "num_experts_per_tok", "hc_mult", "hc_sinkhorn_iters",
-    "max_position_embeddings", "routed_scaling_factor", "gate_temp", "swiglu_limit",
+    "max_position_embeddings", "routed_scaling_factor", "gate_temp", "swiglu_limit", "initializer_range",
 )  # fmt: skip
 _ENGRAM = ("engram_vocab_size", "engram_max_ngram_size", "engram_n_heads", "engram_head_dim",
            "engram_compressed_vocab_size")  # fmt: skip

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from tinyds41.mixing import at_least_fp32
 
@@ -18,7 +21,9 @@ def experts(x: Tensor, index: Tensor, weight: Tensor, w1: Tensor, w2: Tensor, w3
     """
     order, counts = _by_expert(index, w1.shape[0])
     parts = x.index_select(0, order // index.shape[1]).split(counts.tolist())
-    outputs = [swiglu(part, w1[e], w2[e], w3[e], limit) for e, part in enumerate(parts) if part.shape[0]]
+    # unbind, not w1[e]: the gradient of each w1[e] is an array of zeros as large as all experts.
+    matrices = zip(w1.unbind(), w2.unbind(), w3.unbind(), strict=True)
+    outputs = [swiglu(part, *of_expert, limit) for part, of_expert in zip(parts, matrices, strict=True) if len(part)]
     return _back_to_tokens(torch.cat(outputs), order, weight)
 
 
@@ -55,6 +60,37 @@ def _back_to_tokens(outputs: Tensor, order: Tensor, weight: Tensor) -> Tensor:
 
 def swiglu(x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor, limit: float) -> Tensor:
     """w2( silu(min(w1 x, c)) * clamp(w3 x, -c, c) ), c = swiglu_limit. Source: spec 2."""
-    gate = at_least_fp32(F.linear(x, w1)).clamp(max=limit)
-    up = at_least_fp32(F.linear(x, w3)).clamp(-limit, limit)
-    return F.linear((F.silu(gate) * up).to(x.dtype), w2)
+    flat_nD = x.reshape(x.shape[:-1].numel(), x.shape[-1])
+    return _SwiGLU.apply(flat_nD, w1, w2, w3, limit).view(*x.shape[:-1], w2.shape[0])
+
+
+class _SwiGLU(torch.autograd.Function):
+    """The formula with a backward pass that keeps x and two products.
+
+    Autograd's would keep six arrays. Differs: a value on its limit passes no
+    gradient, where torch's clamp passes it on.
+
+    Shapes: x [n,D], w1 and w3 [F,D], w2 [D,F] -> [n,D].
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor, limit: float) -> Tensor:
+        gate, up = at_least_fp32(x @ w1.mT).clamp_(max=limit), at_least_fp32(x @ w3.mT).clamp_(-limit, limit)
+        ctx.limit = limit
+        ctx.save_for_backward(x, w1, w2, w3, gate, up)
+        return F.silu(gate).mul_(up).to(x.dtype) @ w2.mT
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple:
+        x, w1, w2, w3, gate, up = ctx.saved_tensors
+        share = gate.sigmoid()
+        silu = gate * share
+        to_w2 = grads[0].mT @ (silu * up).to(x.dtype)
+        to_hidden = at_least_fp32(grads[0] @ w2)
+        # silu'(a) = s + a s (1 - s), s = sigmoid(a); where a clamp holds the value, nothing flows.
+        slope = torch.addcmul(share, silu, 1 - share).mul_(gate < ctx.limit)
+        to_gate = slope.mul_(to_hidden).mul_(up).to(x.dtype)
+        to_up = to_hidden.mul_(silu).mul_(up.abs() < ctx.limit).to(x.dtype)
+        to_x = torch.addmm(to_gate @ w1, to_up, w3)
+        return to_x, to_gate.mT @ x, to_w2, to_up.mT @ x, None

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from tinyds41.sinkhorn import sinkhorn
 
@@ -22,22 +23,26 @@ def at_least_fp32(x: Tensor) -> Tensor:
 
 def hyper_coefficients(
     streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, *, n_iters: int, eps: float, norm_eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """pre, post and the doubly normalised comb of one sub-layer, from the streams before it.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """pre, post and comb of one sub-layer from the streams before it, and these streams.
+
+    Who goes on with the streams that come back sums both their gradients in one pass over memory instead of two.
 
     Shapes: streams [B,S,N,D], fn [(2+N)N, N*D], scale [3], base [(2+N)N] -> pre [B,S,N], post [B,S,N],
-        comb [B,S,N,N] (source, target), in at least fp32. Source: spec 7.
+        comb [B,S,N,N] (source, target), doubly normalised, in at least fp32; streams as given. Source: spec 7.
     """
     n_streams = streams.shape[2]
     flat_nX = at_least_fp32(streams).flatten(0, 1).flatten(1)
-    t_BSX = _NormedLinear.apply(flat_nX, at_least_fp32(fn), norm_eps).unflatten(0, streams.shape[:2])
+    t_nX, same_nX = _NormedLinear.apply(flat_nX, at_least_fp32(fn), norm_eps)
+    t_BSX = t_nX.unflatten(0, streams.shape[:2])
     scale, base = at_least_fp32(scale), at_least_fp32(base)
     t_pre, t_post, t_comb = t_BSX.split([n_streams, n_streams, n_streams**2], -1)
     b_pre, b_post, b_comb = base.split([n_streams, n_streams, n_streams**2])
     pre = torch.sigmoid(t_pre * scale[0] + b_pre) + eps
     post = 2 * torch.sigmoid(t_post * scale[1] + b_post)
     logits_BSNN = (t_comb * scale[2] + b_comb).unflatten(-1, (n_streams, n_streams))
-    return pre, post, sinkhorn(logits_BSNN, n_iters, eps)
+    comb_BSNN = sinkhorn(logits_BSNN, n_iters, eps)
+    return pre, post, comb_BSNN, same_nX.view(streams.shape).to(streams.dtype)
 
 
 def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -51,31 +56,32 @@ def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 class _NormedLinear(torch.autograd.Function):
-    """fn (x / rms(x)), computed as (fn x) / rms(x).
+    """fn (x / rms(x)), computed as (fn x) / rms(x), and x: its gradients meet here.
 
     No normalised copy of the streams, forward or backward.
 
-    Shapes: x [n,X], fn [Y,X] -> [n,Y].
+    Shapes: x [n,X], fn [Y,X] -> [n,Y], [n,X].
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, fn: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, fn: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         scale, product = x.new_empty(x.shape[0], 1), x.new_empty(x.shape[0], fn.shape[0])
         for part, size, out in pieces(x, scale, product):
             torch.linalg.vector_norm(part, dim=-1, keepdim=True, out=size)
             torch.mm(part, fn.mT, out=out)
         scale.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, fn, scale, product)
-        return product * scale
+        return product * scale, x
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple:
         x, fn, scale, product = ctx.saved_tensors
         to_product, to_x, to_fn = grads[0] * scale, torch.empty_like(x), torch.zeros_like(fn)
         # d scale / d x = -scale^3 x / X
         along_x = (grads[0] * product).sum(-1, keepdim=True) * scale**3 / -x.shape[-1]
-        for part, out, given, along in pieces(x, to_x, to_product, along_x):
-            torch.mm(given, fn, out=out)
+        for part, also, out, given, along in pieces(x, grads[1], to_x, to_product, along_x):
+            torch.addmm(also, given, fn, out=out)
             out.addcmul_(part, along)
             to_fn.addmm_(given.mT, part)
         return to_x, to_fn, None
@@ -97,9 +103,7 @@ def hyper_step(streams: Tensor, y: Tensor, post: Tensor, comb: Tensor, mix: Tens
 
 
 class _HyperStep(torch.autograd.Function):
-    """The step as one product per token, [comb^T | post] [X; y].
-
-    Its backward pass is of the same kind.
+    """The step and its gradients, piece by piece.
 
     Autograd's own backward pass would expand y and u to every stream.
     Shapes: streams [n,N,D], y [n,D], post and mix [n,N], comb [n,N,N] (source, target) -> [n,N,D], [n,D].
@@ -108,37 +112,36 @@ class _HyperStep(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, streams: Tensor, y: Tensor, post: Tensor, comb: Tensor, mix: Tensor) -> tuple:
         new, u = torch.empty_like(streams, memory_format=torch.contiguous_format), torch.empty_like(y)
-        factors_nNM = torch.cat([comb.mT, post.unsqueeze(-1)], -1)
-        for x, add, factor, weight, out, row in pieces(streams, y, factors_nNM, mix, new, u):
-            torch.bmm(factor, torch.cat([x, add.unsqueeze(1)], 1), out=out)
+        towards_nNN = comb.mT.contiguous()  # (target, source): a strided operand of bmm costs six times as much
+        for x, add, by, factor, weight, out, row in pieces(streams, y, post, towards_nNN, mix, new, u):
+            torch.bmm(factor, x, out=out)
+            out.addcmul_(by.unsqueeze(-1), add.unsqueeze(1))
             torch.bmm(weight.unsqueeze(1), out, out=row.unsqueeze(1))
-        ctx.save_for_backward(streams, y, factors_nNM, mix, new)
+        ctx.save_for_backward(streams, y, post, towards_nNN, mix, new)
         return new, u
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple:
-        streams, y, factors_nNM, mix, new = ctx.saved_tensors
-        to_x, to_y = torch.empty_like(streams, memory_format=torch.contiguous_format), torch.empty_like(y)
-        to_factors, to_mix = torch.empty_like(factors_nNM), torch.empty_like(mix)
-        inputs, outputs = (streams, y, factors_nNM, mix, new, *grads), (to_x, to_y, to_factors, to_mix)
+        streams, y, post, towards_nNN, mix, new = ctx.saved_tensors
+        to_x = torch.empty_like(streams, memory_format=torch.contiguous_format)
+        to_y, to_post, to_comb, to_mix = (torch.empty_like(x) for x in (y, post, towards_nNN, mix))
+        inputs, outputs = (streams, y, post, towards_nNN, mix, new, *grads), (to_x, to_y, to_post, to_comb, to_mix)
         for piece in pieces(*inputs, *outputs):
             _step_gradients(*piece)
-        to_comb, to_post = to_factors.split([mix.shape[1], 1], -1)
-        return to_x, to_y, to_post.squeeze(-1), to_comb.mT, to_mix
+        return to_x, to_y, to_post, to_comb, to_mix
 
 
-def _step_gradients(x, y, factor, mix, new, to_new, to_u, to_x, to_y, to_factor, to_mix) -> None:
-    """Gradients of one piece, written into the last four.
+def _step_gradients(x, y, post, towards, mix, new, to_new, to_u, to_x, to_y, to_post, to_comb, to_mix) -> None:
+    """Gradients of one piece, written into the last five.
 
-    The new streams receive to_new + mix to_u. Its second part stays a product: no array of the streams' size.
+    Row vectors stand on the left: matrix times column takes eight times as long here.
     """
-    mix_nN1, u_n1D = mix.unsqueeze(-1), to_u.unsqueeze(1)
-    inputs_nMD = torch.cat([x, y.unsqueeze(1)], 1)
-    to_inputs_nMD = factor.mT.contiguous() @ to_new
-    to_inputs_nMD.addcmul_(factor.mT @ mix_nN1, u_n1D)
-    to_x.copy_(to_inputs_nMD[:, :-1])
-    to_y.copy_(to_inputs_nMD[:, -1])
-    torch.bmm(to_new, inputs_nMD.mT, out=to_factor)
-    # Row vectors on the left: the same dot products as matrix times column take eight times as long here.
-    to_factor.addcmul_(mix_nN1, u_n1D @ inputs_nMD.mT)
+    u_n1D, y_n1D = to_u.unsqueeze(1), y.unsqueeze(1)
+    # u = mix new, so the new streams receive that as well
+    all_nND = torch.addcmul(to_new, mix.unsqueeze(-1), u_n1D)
+    torch.bmm(towards.mT, all_nND, out=to_x)
+    torch.bmm(post.unsqueeze(1), all_nND, out=to_y.unsqueeze(1))
+    torch.bmm(y_n1D, all_nND.mT, out=to_post.unsqueeze(1))
+    torch.bmm(x, all_nND.mT, out=to_comb)
     torch.bmm(u_n1D, new.mT, out=to_mix.unsqueeze(1))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from tinyds41.experts import experts, experts_grouped, swiglu
 from tinyds41.formats import Rows
@@ -24,8 +25,9 @@ __all__ = [
     "hyper_step", "index_scores", "pool_blocks", "score_and_select", "select_top", "swiglu",
 ]  # fmt: skip
 
-# Elements of one temporary array of scores; small enough to stay in a CPU's cache while it is reduced.
-ATTEND_ELEMENTS = 1 << 20
+# Scores of one chunk of queries, window and selection together: 8 MiB in fp32. A CPU's last cache holds that while
+# it is reduced; smaller chunks mean more calls.
+ATTEND_ELEMENTS = 1 << 21
 
 
 @dataclass
@@ -64,7 +66,7 @@ def attend(
         first_BS = window.first[:, start:stop] - begin
         band_BbwC, hidden_BSw = _bands(rows_BTC[:, begin : past + stop], first_BS, window.size)
         absent_BSK = None if selection is None else selection.index[:, start:stop] < 0
-        outputs.append(_attend_chunk(q_BSHC, band_BbwC, hidden_BSw, chosen_BSKC, absent_BSK, sink))
+        outputs.append(_Attend.apply(q_BSHC, band_BbwC, hidden_BSw, chosen_BSKC, absent_BSK, sink))
         start = stop
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
@@ -92,44 +94,80 @@ def _bands(rows_BTC: Tensor, first_BS: Tensor, size: int) -> tuple[Tensor, Tenso
     return band_BbwC, hidden_BSw
 
 
-def _attend_chunk(q_BSHC, band_BbwC, hidden_BSw, chosen_BSKC, absent_BSK, sink) -> Tensor:
-    """The sums of `attend` for some queries, window and selection side by side.
+class _Attend(torch.autograd.Function):
+    """The sums of `attend` for some queries, with a backward pass of matrix products.
 
-    Nothing is copied into one array.
+    Window and selection stay side by side: nothing is copied into one array.
+
+    The backward pass keeps the exponentials and the result. As in flash attention, with p = e / total and
+    delta = sum_c do_c o_c the gradient of a score is p (do . v - delta).
     """
-    n_queries, width = q_BSHC.shape[1], q_BSHC.shape[-1]
-    n_bands = band_BbwC.shape[1]
-    block = n_queries if n_bands == 1 else band_BbwC.shape[2] // 2
-    spare = n_bands * block - n_queries  # the last block may be partly empty
-    # s_i = q_h . v_i / sqrt(C), with the root taken from the few queries instead of the many scores
-    q_BSHC = q_BSHC * width**-0.5
-    q_BSHC = F.pad(q_BSHC, (0, 0, 0, 0, 0, spare)) if spare else q_BSHC
-    hidden_BSw = F.pad(hidden_BSw, (0, 0, 0, spare), value=True) if spare else hidden_BSw
-    q_BbXC = q_BSHC.unflatten(1, (n_bands, block)).flatten(2, 3)
-    near_BbXw = at_least_fp32(q_BbXC @ band_BbwC.mT)
-    # masked_fill, not its in-place form: writing into a view makes autograd copy the whole array.
-    near_BSHw = near_BbXw.view(*q_BSHC.shape[:3], -1).masked_fill(hidden_BSw.unsqueeze(2), -torch.inf)
-    sink_H, q_BSHC = at_least_fp32(sink), q_BSHC[:, :n_queries] if spare else q_BSHC
-    far_BSHK = None
-    if chosen_BSKC is not None:
-        far_BSHK = at_least_fp32(q_BSHC @ chosen_BSKC.mT).masked_fill_(absent_BSK.unsqueeze(2), -torch.inf)
 
-    # o_h = sum_i e^{s_i} v_i / (e^{sink_h} + sum_i e^{s_i}); the largest exponent cancels and carries no gradient.
-    with torch.no_grad():
-        largest_BSH1 = torch.maximum(near_BSHw.amax(-1), sink_H).unsqueeze(-1)
-        if far_BSHK is not None:
-            largest_BSH1[:, :n_queries] = torch.maximum(largest_BSH1[:, :n_queries], far_BSHK.amax(-1, keepdim=True))
-    near_BSHw = near_BSHw.sub_(largest_BSH1).exp_()
-    out_BbXC = near_BSHw.view(near_BbXw.shape).to(band_BbwC.dtype) @ band_BbwC
-    out_BSHC, total_BSH1 = at_least_fp32(out_BbXC.view(*near_BSHw.shape[:3], width)), near_BSHw.sum(-1, keepdim=True)
-    if spare:
-        out_BSHC, total_BSH1, largest_BSH1 = (x[:, :n_queries] for x in (out_BSHC, total_BSH1, largest_BSH1))
-    total_BSH1 = total_BSH1 + (sink_H.unsqueeze(-1) - largest_BSH1).exp()
-    if chosen_BSKC is not None and far_BSHK is not None:
-        far_BSHK = far_BSHK.sub_(largest_BSH1).exp_()
-        total_BSH1 = total_BSH1 + far_BSHK.sum(-1, keepdim=True)
-        out_BSHC = out_BSHC + at_least_fp32(far_BSHK.to(chosen_BSKC.dtype) @ chosen_BSKC)
-    return (out_BSHC / total_BSH1).to(q_BSHC.dtype)
+    @staticmethod
+    def forward(ctx: Any, q_BSHC, band_BbwC, hidden_BSw, chosen_BSKC, absent_BSK, sink) -> Tensor:
+        # s_i = q_h . v_i / sqrt(C), with the root taken from the few queries instead of the many scores
+        q_BSHC = q_BSHC * q_BSHC.shape[-1] ** -0.5
+        q_BbXC = _in_bands(q_BSHC, band_BbwC)
+        near_BSHw = _by_query(at_least_fp32(q_BbXC @ band_BbwC.mT), q_BSHC).masked_fill_(
+            hidden_BSw.unsqueeze(2), -torch.inf
+        )
+        # The largest exponent cancels.
+        sink_H, far_BSHK = at_least_fp32(sink), None
+        largest_BSH = torch.maximum(near_BSHw.amax(-1), sink_H)
+        if chosen_BSKC is not None:
+            far_BSHK = at_least_fp32(q_BSHC @ chosen_BSKC.mT).masked_fill_(absent_BSK.unsqueeze(2), -torch.inf)
+            largest_BSH = torch.maximum(largest_BSH, far_BSHK.amax(-1))
+        near_BSHw.sub_(largest_BSH.unsqueeze(-1)).exp_()
+        sunk_BSH = (sink_H - largest_BSH).exp_()
+        total_BSH = near_BSHw.sum(-1).add_(sunk_BSH)
+        out_BbXC = _in_bands(near_BSHw.to(band_BbwC.dtype), band_BbwC) @ band_BbwC
+        out_BSHC = at_least_fp32(_by_query(out_BbXC, q_BSHC))
+        if chosen_BSKC is not None and far_BSHK is not None:
+            far_BSHK.sub_(largest_BSH.unsqueeze(-1)).exp_()
+            total_BSH += far_BSHK.sum(-1)
+            out_BSHC = out_BSHC + at_least_fp32(far_BSHK.to(chosen_BSKC.dtype) @ chosen_BSKC)
+        out_BSHC = out_BSHC / total_BSH.unsqueeze(-1)
+        ctx.save_for_backward(q_BSHC, band_BbwC, chosen_BSKC, sink, near_BSHw, far_BSHK, sunk_BSH, total_BSH, out_BSHC)
+        return out_BSHC.to(q_BSHC.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple:
+        q_BSHC, band_BbwC, chosen_BSKC, sink, near_BSHw, far_BSHK, sunk_BSH, total_BSH, out_BSHC = ctx.saved_tensors
+        dtype = q_BSHC.dtype
+        # do / total: so the exponentials need no division
+        given_BSHC = at_least_fp32(grads[0]) / total_BSH.unsqueeze(-1)
+        delta_BSH = (given_BSHC * out_BSHC).sum(-1)
+        given_BSHC = given_BSHC.to(dtype)
+        given_BbXC, q_BbXC = _in_bands(given_BSHC, band_BbwC), _in_bands(q_BSHC, band_BbwC)
+        scores_BSHw = at_least_fp32(_by_query(given_BbXC @ band_BbwC.mT, q_BSHC))
+        scores_BSHw = scores_BSHw.sub_(delta_BSH.unsqueeze(-1)).mul_(near_BSHw)
+        scores_BbXw, near_BbXw = (_in_bands(x.to(dtype), band_BbwC) for x in (scores_BSHw, near_BSHw))
+        # Keys and values are the same rows.
+        to_band_BbwC = scores_BbXw.mT @ q_BbXC + near_BbXw.mT @ given_BbXC
+        to_q_BSHC, to_chosen_BSKC = _by_query(scores_BbXw @ band_BbwC, q_BSHC), None
+        if chosen_BSKC is not None:
+            scores_BSHK = at_least_fp32(given_BSHC @ chosen_BSKC.mT).sub_(delta_BSH.unsqueeze(-1)).mul_(far_BSHK)
+            scores_BSHK = scores_BSHK.to(dtype)
+            to_chosen_BSKC = scores_BSHK.mT @ q_BSHC + far_BSHK.to(dtype).mT @ given_BSHC
+            to_q_BSHC = to_q_BSHC + scores_BSHK @ chosen_BSKC
+        to_sink_H = -(sunk_BSH * delta_BSH).sum((0, 1)).to(sink.dtype)
+        return to_q_BSHC * q_BSHC.shape[-1] ** -0.5, to_band_BbwC, None, to_chosen_BSKC, None, to_sink_H
+
+
+def _in_bands(x_BSHX: Tensor, band_BbwC: Tensor) -> Tensor:
+    """[B,S,H,X] to one matrix per band [B,b,(S/b)H,X]; zeros fill up the last band."""
+    n_bands, n_queries = band_BbwC.shape[1], x_BSHX.shape[1]
+    block = n_queries if n_bands == 1 else band_BbwC.shape[2] // 2
+    spare = n_bands * block - n_queries
+    x_BSHX = F.pad(x_BSHX, (0, 0, 0, 0, 0, spare)) if spare else x_BSHX
+    return x_BSHX.unflatten(1, (n_bands, block)).flatten(2, 3)
+
+
+def _by_query(x_BbXY: Tensor, q_BSHC: Tensor) -> Tensor:
+    """The way back: [B,b,X,Y] -> [B,S,H,Y], without what filled up the last band."""
+    n_batch, n_queries, n_heads = q_BSHC.shape[:3]
+    return x_BbXY.reshape(n_batch, -1, n_heads, x_BbXY.shape[-1])[:, :n_queries]
 
 
 def attention_mass(
@@ -160,7 +198,7 @@ class Ops:
     attend: Callable[..., Tensor] = attend
     score_and_select: Callable[..., tuple[Tensor, Tensor | None]] = score_and_select
     experts: Callable[..., Tensor] = experts
-    hyper_coefficients: Callable[..., tuple[Tensor, Tensor, Tensor]] = hyper_coefficients
+    hyper_coefficients: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] = hyper_coefficients
     hyper_step: Callable[..., tuple[Any, ...]] = hyper_step
 
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 def sinkhorn(logits: Tensor, n_iters: int, eps: float) -> Tensor:
@@ -40,12 +41,15 @@ class _Sinkhorn(torch.autograd.Function):
         return matrix
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
-        output, *sums = ctx.saved_tensors
-        # The incoming gradient arrives permuted; without this copy every line below strides through memory.
-        grad, output = grad.contiguous().clone(), output.clone()
+        matrix, *sums = ctx.saved_tensors
+        # y = x / t, t = sum x + eps  =>  dx = (dy - sum(dy * y)) / t, so u = dy * y becomes dx * x = u - y sum(u):
+        # carried from step to step the product needs no division until the end.
+        product, matrix = grad * matrix, matrix.clone()
+        product = product.contiguous()
         for axis, total in zip(reversed(ctx.axes), reversed(sums), strict=True):
-            # y = x / t, t = sum x + eps  =>  dx = (dy - sum(dy * y)) / t
-            grad.sub_((grad * output).sum(axis, keepdim=True)).div_(total)
-            output.mul_(total)
-        return grad, None, None
+            product.addcmul_(matrix, product.sum(axis, keepdim=True), value=-1)
+            matrix.mul_(total)
+        # Without eps a softmax may be 0: the product is 0 as well, and nothing passes there.
+        return product.div_(matrix.clamp_(min=torch.finfo(matrix.dtype).tiny)), None, None

@@ -83,7 +83,7 @@ class Block(nn.Module):
         """Adds Engram to the streams and, in a Full layer, writes the global entries of every token."""
         if self.engram is not None:
             assert carry.lookback is not None
-            streams = carry.streams + self.engram(carry.streams, carry.lookback, ctx)
+            streams = self.engram(carry.streams, carry.lookback, ctx)
             carry = replace(carry, streams=streams, collapsed=collapse(streams, carry.mix))
         see(ctx.trace, f"{self.path}.streams", carry.streams)
         if self.layer.writes_globals:
@@ -92,13 +92,13 @@ class Block(nn.Module):
 
     def finish(self, carry: Carry, ctx: Context) -> Carry:
         """Attention, then experts."""
-        pre, post, comb = self.hc_attn(carry.streams)
-        x = self.attn_norm(self.hc_attn.input(carry.streams, carry.collapsed, pre))
+        pre, post, comb, streams = self.hc_attn(carry.streams)
+        x = self.attn_norm(self.hc_attn.input(streams, carry.collapsed, pre))
         self._see_mixing("hc_attn", ctx, pre, post, comb)
         y, selections = self._attend(x, carry.selections, ctx)
-        streams, collapsed = self.ops.hyper_step(carry.streams, y, post, comb, pre)
+        streams, collapsed = self.ops.hyper_step(streams, y, post, comb, pre)
 
-        pre, post, comb = self.hc_ffn(streams)
+        pre, post, comb, streams = self.hc_ffn(streams)
         x = self.ffn_norm(self.hc_ffn.input(streams, collapsed, pre))
         self._see_mixing("hc_ffn", ctx, pre, post, comb)
         streams, collapsed = self.ops.hyper_step(streams, self.ffn(x, ctx), post, comb, pre)

@@ -96,7 +96,7 @@ class Sequence:
             changed = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True)
             self.start = (token * changed).cummax(1).values
             self.alive = documents != PADDING
-        self.positions = token - self.start
+        self.positions = token - self.start if self.packed else token
         self._layouts = {ratio: self._layout(ratio) for ratio in set(config.compress_ratios) if ratio}
         self._entries: dict[int, Entries] = {}
         self._rotations: dict[bool, Tensor] = {}

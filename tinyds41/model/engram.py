@@ -10,6 +10,7 @@ from tinyds41.config import Config
 from tinyds41.formats import ENGRAM
 from tinyds41.mixing import at_least_fp32
 from tinyds41.model.context import Context
+from tinyds41.model.engram_gate import gated_read
 from tinyds41.model.width import check_width
 from tinyds41.trace import see
 
@@ -131,7 +132,7 @@ class Engram(nn.Module):
         return hash_rows(compressed, self.multipliers, self.primes, self.config.engram_n_heads or 1)
 
     def forward(self, streams: Tensor, lookback: Tensor, ctx: Context) -> Tensor:
-        """What is added to the streams.
+        """The streams with what was read.
 
         Shapes: streams [B,S,N,D], lookback [B,S,n] token ids -> [B,S,N,D].
         """
@@ -140,33 +141,26 @@ class Engram(nn.Module):
         if self.config.quantize_engram:
             memory = ENGRAM.fake_quant(memory)
         alive = ctx.alive & (lookback[..., 0] != self.config.engram_pad_token_id)
-        gate_BSN, value_BSD = self.read(streams, memory.flatten(2), alive)
+        new_BSND, gate_BSN, value_BSD = self.read(streams, memory.flatten(2), alive)
         see(ctx.trace, f"{self.path}.rows", rows_BSX)
         see(ctx.trace, f"{self.path}.gate", gate_BSN)
         see(ctx.trace, f"{self.path}.value", value_BSD)
-        return (gate_BSN.unsqueeze(-1) * at_least_fp32(value_BSD).unsqueeze(2)).to(streams.dtype)
+        return new_BSND
 
-    def read(self, streams: Tensor, memory: Tensor, alive: Tensor) -> tuple[Tensor, Tensor]:
-        """g_i = sigmoid(sgn(t) sqrt(max(|t|, 1e-6))), t the agreement of stream and key.
+    def read(self, streams: Tensor, memory: Tensor, alive: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys and value from the table rows, then `gated_read`.
 
-        Dead positions get g = 0.
-
-        Shapes: streams [B,S,N,D], memory [B,S,columns*head_dim], alive [B,S] -> gate [B,S,N], value [B,S,D].
+        Shapes: streams [B,S,N,D], memory [B,S,columns*head_dim], alive [B,S] -> streams, gate [B,S,N], value [B,S,D].
         """
         n_streams, width = self.q_weight.shape
         check_width(streams, width, f"{self.path} streams")
         check_width(memory, self.wkv.in_features, f"{self.path} memory")
-        keys, value = self.wkv(memory).split([n_streams * width, width], -1)
-        keys_BSND, wide_BSND = at_least_fp32(keys).unflatten(-1, (n_streams, width)), at_least_fp32(streams)
+        read_BSX = self.wkv(memory)
         weight = at_least_fp32(self.q_weight) * at_least_fp32(self.k_weight)
-        agreement_BSN = (wide_BSND * weight * keys_BSND).sum(-1) * width**-0.5
-        eps = self.config.rms_norm_eps
-        agreement_BSN = agreement_BSN * (wide_BSND.square().mean(-1) + eps).rsqrt()
-        agreement_BSN = agreement_BSN * (keys_BSND.square().mean(-1) + eps).rsqrt()
-        # The sign of 0 counts as +, and the root starts at 1e-6: a zero dot product opens the gate to 0.50025.
-        sign = torch.where(agreement_BSN < 0, -1.0, 1.0).to(agreement_BSN.dtype)
-        gate_BSN = torch.sigmoid(sign * agreement_BSN.abs().clamp(min=1e-6).sqrt())
-        return gate_BSN.masked_fill(~alive.unsqueeze(-1), 0), value
+        flat_nND, read_nX = (at_least_fp32(x).flatten(0, 1) for x in (streams, read_BSX))
+        new_nND, gate_nN = gated_read(flat_nND, read_nX, weight, alive.flatten(), self.config.rms_norm_eps)
+        new_BSND = new_nND.view(streams.shape).to(streams.dtype)
+        return new_BSND, gate_nN.view(streams.shape[:3]), read_BSX[..., n_streams * width :]
 
 
 def identity_map(config: Config) -> Tensor:
@@ -177,7 +171,8 @@ def identity_map(config: Config) -> Tensor:
     if config.engram_compressed_vocab_size != config.vocab_size:
         raise ValueError(
             f"engram_compressed_vocab_size={config.engram_compressed_vocab_size} differs from vocab_size="
-            f"{config.vocab_size}: such a model needs its tokenizer (token_map)")
+            f"{config.vocab_size}: such a model needs its tokenizer (token_map)"
+        )
     return torch.arange(config.vocab_size)
 
 
@@ -195,5 +190,6 @@ def check_token_map(config: Config, token_map: Tensor) -> Tensor:
     if found != config.engram_compressed_vocab_size:
         raise ValueError(
             f"the tokenizer compresses to {found} ids, engram_compressed_vocab_size is "
-            f"{config.engram_compressed_vocab_size}: it is not this model's tokenizer")
+            f"{config.engram_compressed_vocab_size}: it is not this model's tokenizer"
+        )
     return token_map

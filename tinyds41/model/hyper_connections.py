@@ -27,14 +27,17 @@ class HyperConnection(nn.Module):
         self.scale = nn.Parameter(torch.ones(3))
         self.base = nn.Parameter(torch.zeros(n_rows))
 
-    def forward(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Shapes: streams [B,S,N,D] -> pre [B,S,N], post [B,S,N], comb [B,S,N,N] (source, target)."""
+    def forward(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The coefficients, and the streams to go on with (see `hyper_coefficients`).
+
+        Shapes: streams [B,S,N,D] -> pre [B,S,N], post [B,S,N], comb [B,S,N,N] (source, target), [B,S,N,D].
+        """
         config = self.config
         check_width(streams, config.hidden_size, "HyperConnection")
         if config.mhc_mode == "residual":
             one = streams.new_ones(*streams.shape[:3], dtype=torch.promote_types(streams.dtype, torch.float32))
             first = one * torch.eye(config.hc_mult, device=one.device, dtype=one.dtype)[0]
-            return first, one, torch.diag_embed(one)
+            return first, one, torch.diag_embed(one), streams
         return self.ops.hyper_coefficients(
             streams, self.fn, self.scale, self.base,
             n_iters=config.hc_sinkhorn_iters, eps=config.hc_eps, norm_eps=config.rms_norm_eps,

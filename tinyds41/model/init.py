@@ -11,12 +11,12 @@ from torch import Tensor
 if TYPE_CHECKING:
     from tinyds41.model.transformer import Model
 
-STD = 0.02
+MIXING_STD = 0.02  # of fn, which at any width must leave a layer close to a plain residual
 
 
 @torch.no_grad()
 def initialise(model: Model, seed: int) -> None:
-    """Matrices N(0, 0.02), norms 1, the rest 0; near a plain residual, with a silent Engram.
+    """Matrices N(0, initializer_range), norms 1, the rest 0; near a plain residual, with a silent Engram.
 
     Drawn in fp32 on the CPU by a generator of its own, so that a seed gives the same model on every device.
     """
@@ -30,7 +30,8 @@ def initialise(model: Model, seed: int) -> None:
         elif leaf in ("attn_sink", "bias", "bias_vl"):
             parameter.zero_()
         else:
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * STD)
+            std = MIXING_STD if name.endswith(".fn") else model.config.initializer_range
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
             if name.endswith("engram.wkv.weight"):
                 n_streams = model.config.hc_mult
                 # The value rows start at 0: even 1e-6 of their usual size flips near ties of experts and cache codes,

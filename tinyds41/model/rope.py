@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,9 +29,10 @@ class Rope:
 
         Shapes: positions [...] (integers) -> complex [..., R/2], complex128 for float64.
         """
-        angles = positions.unsqueeze(-1) * self.frequencies.to(positions.device)
+        same = positions.dim() > 1 and positions.stride(0) == 0  # one row for the whole batch: turned once
+        angles = (positions[:1] if same else positions).unsqueeze(-1) * self.frequencies.to(positions.device)
         turn = torch.polar(torch.ones_like(angles), angles)
-        return turn if dtype == torch.float64 else turn.to(torch.complex64)
+        return (turn if dtype == torch.float64 else turn.to(torch.complex64)).expand(*positions.shape, -1)
 
 
 def inverse_frequencies(config: Config, *, compressed: bool) -> Tensor:
@@ -75,8 +77,29 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     n_rotary = 2 * rotation.shape[-1]
     if x.shape[-1] < n_rotary:
         raise ValueError(f"rotate: expected at least {n_rotary} channels, got {tuple(x.shape)}")
-    # split, not two slices: its gradient is one concatenation instead of two arrays of zeros and a sum.
-    still, moving = x.split([x.shape[-1] - n_rotary, n_rotary], -1)
+    return _Rotate.apply(x, rotation)
+
+
+class _Rotate(torch.autograd.Function):
+    """The gradient turns back: one copy each way, in which the last channels turn in place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rotation: Tensor) -> Tensor:
+        ctx.save_for_backward(rotation)
+        return _turned(x, rotation)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _turned(grads[0], ctx.saved_tensors[0].conj()), None
+
+
+def _turned(x: Tensor, rotation: Tensor) -> Tensor:
+    out = x.clone(memory_format=torch.contiguous_format)
+    moving = out[..., -2 * rotation.shape[-1] :]
     pairs = moving.to(torch.float64 if rotation.dtype == torch.complex128 else torch.float32)
-    turned = torch.view_as_complex(pairs.unflatten(-1, (-1, 2)).contiguous()) * rotation
-    return torch.cat([still, torch.view_as_real(turned).flatten(-2).to(x.dtype)], -1)
+    if x.shape[-1] % 2:  # pairs of an odd row lie across complex numbers
+        pairs = pairs.clone(memory_format=torch.contiguous_format)
+    torch.view_as_complex(pairs.unflatten(-1, (-1, 2))).mul_(rotation)
+    if pairs is not moving:
+        moving.copy_(pairs)
+    return out

@@ -109,11 +109,13 @@ def split_text(text: str, n_held_out: int | None = None) -> tuple[list[str], lis
 class Batch(NamedTuple):
     """Token ids, inputs and targets in one, with the documents they belong to.
 
-    Shapes: ids [B, S+1] int64; documents [B, S+1] int64, or None if unpacked.
+    Shapes: ids [B, S+1] int64; documents [B, S+1] int64, or None if unpacked; wanted [B, S] int64, what each position
+        should say (IGNORED where it does not matter), or None for the next token.
     """
 
     ids: Tensor
     documents: Tensor | None
+    wanted: Tensor | None = None
 
 
 @dataclass(frozen=True)

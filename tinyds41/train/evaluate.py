@@ -41,7 +41,7 @@ def evaluate(
     """
     total, unigram_total, n_tokens = 0.0, 0.0, 0
     log_share_V = None if train is None else unigram(train.ids, model.config.vocab_size)
-    for ids, documents in corpus.in_order(batch_size, length):
+    for ids, documents, _ in corpus.in_order(batch_size, length):
         wanted = targets(ids, documents)
         present = wanted != IGNORED
         logits = model(ids[:, :-1].to(model.device), documents=_inputs(documents, model.device))

@@ -173,8 +173,8 @@ def _step(
     """Forward, backward, update; what it showed goes to the history."""
     started = time.perf_counter()
     device = model.device
-    ids, documents = corpus.batch(step, config.batch_size, config.length, config.seed)
-    wanted = targets(ids, documents).to(device)
+    ids, documents, wanted = corpus.batch(step, config.batch_size, config.length, config.seed)
+    wanted = (targets(ids, documents) if wanted is None else wanted).to(device)
     logits, ctx = run(model, ids[:, :-1].to(device), None if documents is None else documents[:, :-1].to(device))
     queries = sample_queries(step, config.length, config.indexer_queries, config.seed).to(device)
     recorded = config.record_every > 0 and step % config.record_every == 0
