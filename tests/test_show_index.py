@@ -260,6 +260,11 @@ def test_the_share_plot_stacks_to_one_and_writes_the_numbers(run, model):
     assert "query 7" in ax.get_title(loc="left")
 
 
+def test_the_shares_of_forty_layers_fit_page_and_slide():
+    many = [AttentionShare(layer, "REINDEX", 0.3, 0.3, 0.4) for layer in range(40)]
+    check_plot(lambda **style: plot_attention_shares(many, model="m41", queries="query 7", **style), "m41")
+
+
 @pytest.mark.parametrize(("draw", "message"), [
     (lambda: plot_candidates([], model="x"), "nothing to plot: no candidates"),
     (lambda: plot_selection_overlap([], model="x", queries="y"), "nothing to plot: no overlaps"),
