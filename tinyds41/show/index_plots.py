@@ -109,7 +109,9 @@ def plot_attention_shares(
     queries: which they were, in words: it stands in the title.
     """
     require_data(shares, "attention shares")
-    ax = ax or new_axes(style, height=min(style.tallest, 0.2 + 0.042 * len(shares)))
+    height = min(style.tallest, 0.2 + 0.042 * len(shares))
+    ax = ax or new_axes(style, height=height)
+    small = min(0.85 * style.font, 0.6 * 72 * height * style.width / len(shares))  # what a row has room for
     palette, places = style.palette, range(len(shares))
     looks = {"window": (palette.green, None), "selected": (palette.ink, None), "sink": (palette.faint, "////")}
     left = np.zeros(len(shares))
@@ -120,10 +122,10 @@ def plot_attention_shares(
     for place, share in zip(places, shares, strict=True):
         parts = (share.window, share.selected, share.sink)
         ax.annotate("  ".join(f"{part:4.0%}".rjust(4, "\u2007") for part in parts), (1.01, place), va="center",
-                    xycoords=("axes fraction", "data"), fontsize="small", annotation_clip=False)  # fmt: skip
+                    xycoords=("axes fraction", "data"), fontsize=small, annotation_clip=False)  # fmt: skip
     name_kinds(ax, [(looks["window"][0], "window"), (looks["selected"][0], "selected entries"),
                     (looks["sink"][0], "sink")])  # fmt: skip
-    ax.set_yticks(places, [f"{share.layer} {share.mode}" for share in shares])
+    ax.set_yticks(places, [f"{share.layer} {share.mode}" for share in shares], fontsize=small)
     ax.tick_params(axis="y", length=0)
     ax.set(xlim=(0, 1), ylim=(len(shares) - 0.4, -0.6), xlabel="share of attention, mean over heads and queries")
     ax.set_title(f"Where attention of {model} goes, {queries}", pad=2.2 * style.font)
