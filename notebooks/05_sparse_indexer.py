@@ -32,6 +32,7 @@ from tinyds41.cost.rows import pool_shares, scored_entries
 from tinyds41.course.exercises import refuses
 from tinyds41.course.lesson_05 import check_binds, check_pool, check_scored
 from tinyds41.formats import Rows
+from tinyds41.show.explore_pool import explore_pool
 from tinyds41.show.generation_plots import plot_work_by_component
 from tinyds41.show.index_observations import candidates
 from tinyds41.show.index_plots import plot_candidates
@@ -65,13 +66,12 @@ for name, rates in ACCOUNTINGS.items():
 assert per_row == 16 * per_score and flash.index_topk == 512
 
 # %% [markdown]
-# *Raw* counts every multiply-add alike: one scan is more than twice all attention. *Weighted* counts scores at a
-# quarter, for they run on 4-bit numbers, and one scan still is two thirds. Both ways, eight scans would be more than
-# all attention.
+# *Raw* counts every multiply-add alike: one scan is more than twice all attention. *Weighted* counts 4-bit scores at a
+# quarter, and one scan still is two thirds.
 #
-# So the released model scans as rarely as it can. FULL layers write entries and choose among them. REINDEX layers
-# choose afresh among a FULL layer's entries. REUSE layers follow the latest choice, SWA layers have a window alone. And
-# some may choose only inside a **candidate pool**.
+# So the released model scans rarely. FULL layers write entries and choose among them. REINDEX layers choose afresh among
+# these entries. REUSE layers follow the latest choice, SWA layers have a window alone. And some may choose only inside a
+# **candidate pool**.
 
 # %% tags=["nbval-check-output"]
 plan = flash.plan()
@@ -98,8 +98,8 @@ assert len(pooled) == 4 and sum(layer.selects for layer in plan) == 8
 # entries have a score: those whose last token has come.
 #
 # A **pool** cuts the entries into blocks, gives each block the score of its best entry, and keeps the best blocks. The
-# newest block always stays and counts among them: it may be only partly full, so its best score says little yet. (That
-# reason is ours; the design only says that it stays.)
+# newest block always stays and counts among them: it may be partly full, so its best score says little yet. (That
+# reason is ours.)
 #
 # ## Naive version
 #
@@ -233,7 +233,14 @@ print(f"the fact stands at token {place}: entry {place // 2}, block {place // 8}
 # %% [markdown]
 # The other high blocks hold other facts: the indexer finds *facts*, and the one that is asked for best of all.
 #
-# The naive version, on the queries and keys of this very run:
+# In a live notebook the next cell has sliders: other queries, pools, selections, and the layer behind the pool.
+
+# %%
+# NBVAL_IGNORE_OUTPUT
+explore_pool(model, ids, name="the toy")
+
+# %% [markdown]
+# The naive version, on the queries and keys of that very run:
 
 # %%
 q, w, keys = (trace[f"layers.{layer}.indexer.{part}"][0] for part in ("queries", "weights", "keys"))
@@ -295,11 +302,11 @@ assert share(one.chosen[2]) > 0.9 and share(one.chosen[3]) == 0
 
 # %% [markdown]
 # The layer that forms the pool is not bound by it. It had scored everything, fetched the fact, and written it into the
-# token's hidden state, which layer 3 reads. (That is why some black marks above stood on grey.) The pool only binds
-# the layers behind. A lost entry is not a lost answer, though it costs some.
+# token's hidden state. (That is why some black marks above stood on grey.) Only the layers behind are bound. A lost
+# entry is not a lost answer, though it costs some.
 #
-# What the curve does not show: a task where a later layer needs an entry that the first had no reason to want. This
-# toy has none. There, what the pool drops is gone.
+# What the curve does not show: tasks where a later layer needs an entry that the first had no reason to want. There,
+# what the pool drops is gone.
 
 # %% [markdown]
 # ## Hits and misses
@@ -415,7 +422,8 @@ assert round(cost.growth(2**12, 2**20, "raw"), 2) == 1.61 and round(cost.growth(
 # %% [markdown]
 # > **Correction.** Popular accounts say that a token costs the same at any length. From 4,096 tokens to a million it
 # grows 1.28 times weighted, 1.61 times raw. Flat are the layers bound to the pool; the four that scan grow.
-#
+
+# %% [markdown]
 # ## Exercise 1
 #
 # `flash` gets blocks of 16 entries instead of 8, and 900 of them instead of 2,048. What is then the longest context at
@@ -493,7 +501,8 @@ assert refuses(check_binds, 2048 * 8) and refuses(check_pool, pool_of) and refus
 #   at a million tokens.
 # - The layer that forms the pool is not bound by it: a fact that the pool loses may be answered all the same.
 # - An indexer learns by imitation. Untaught, it takes most answers with it.
-#
+
+# %% [markdown]
 # [Technical report](https://arxiv.org/abs/2609.19969): §2.3. Before it: **lesson 00**, the tour.
 
 # %% [markdown]

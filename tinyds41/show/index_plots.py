@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,10 +13,13 @@ from tinyds41.show.style import Style, name_kinds, new_axes, require_data, style
 
 
 @styled
-def plot_candidates(style: Style, candidates: Sequence[Candidate], *, model: str, ax: Axes | None = None) -> Axes:
+def plot_candidates(
+    style: Style, candidates: Sequence[Candidate], *, model: str, marked: Mapping[int, str] | None = None,
+    ax: Axes | None = None,
+) -> Axes:  # fmt: skip
     """Each block as high as its best entry, along the context: in the pool or not, the newest, the chosen entries.
 
-    candidates: of one query and layer, as from `index_observations.candidates`.
+    candidates: of one query and layer, as from `index_observations.candidates`. marked: a text by token position.
     """
     require_data(candidates, "candidates")
     ax = ax or new_axes(style)
@@ -41,6 +44,11 @@ def plot_candidates(style: Style, candidates: Sequence[Candidate], *, model: str
     chosen = [(one.first + one.last + 1, one.score) for one in candidates if one.selected and one.score is not None]
     ax.plot([place / 2 for place, _ in chosen], [score for _, score in chosen], linestyle="", marker="D", zorder=3,
             markersize=style.font / 2.4, color=palette.ink, markeredgecolor=palette.paper, clip_on=False)  # fmt: skip
+    boxed = {"facecolor": palette.paper, "edgecolor": "none", "pad": 1}  # readable where a bar passes behind
+    for place, text in (marked or {}).items():
+        ax.axvline(place + 0.5, color=palette.purple, linestyle="--", linewidth=0.8, zorder=2)
+        ax.annotate(text, (place + 0.5, 0.9), xycoords=("data", "axes fraction"), xytext=(4, 0), va="center",
+                    textcoords="offset points", color=palette.purple, bbox=boxed)  # fmt: skip
     name_kinds(ax, _kinds(blocks, len(chosen), looks, palette.ink))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set(xlabel="position in the context, tokens", ylabel="index score (a block: its best entry)")
