@@ -96,8 +96,8 @@ def test_a_query_before_the_first_entry_is_refused_by_name():
 
 def parts(box) -> dict:
     """The controls of an explorer by name, its picture and its text."""
-    *controls, picture, text = box.children
-    return {**{control.description: control for control in controls}, "picture": picture, "text": text}
+    rows, picture, text = box.children
+    return {**{control.description: control for control in rows.children}, "picture": picture, "text": text}
 
 
 def pixels(picture):

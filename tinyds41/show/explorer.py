@@ -58,7 +58,8 @@ def explorer(view: Callable[..., Axes | str], controls: Mapping[str, Any]) -> An
     for control in controls.values():
         control.observe(show, names="value")
     show()
-    return widgets.VBox([*controls.values(), picture, text])
+    rows = widgets.Box(list(controls.values()), layout={"flex_flow": "row wrap"})
+    return widgets.VBox([rows, picture, text])
 
 
 def as_png(ax: Axes) -> bytes:
