@@ -140,7 +140,8 @@ def _ids(model: Model, text: str | Sequence[int]) -> list[int]:
 
 
 def _cells(model: Model, row: HashedRow) -> tuple[str, ...]:
-    others = ", ".join(_shown(model, ngram) for ngram in row.collisions[:NAMED])
+    # Blanks between n-grams: a token shows its own as ·, and commas and bars may be tokens.
+    others = "  ".join(_shown(model, ngram) for ngram in row.collisions[:NAMED])
     more = len(row.collisions) - NAMED
     return (str(row.order), _shown(model, row.ngram), str(row.seen), str(row.head), str(row.column), f"{row.prime:,}",
             f"{row.row:,}", (others or "-") + (f" and {more} more" if more > 0 else ""))  # fmt: skip
