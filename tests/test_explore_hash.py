@@ -97,6 +97,7 @@ def test_a_second_text_is_a_document_of_its_own(model):
         met = {tuple(PAD if t < 0 else t for t in ngram) for ngram in row.collisions}
         assert met == {n for n in known if slow_address(n, row.column) == row.row} - {row.ngram}
     assert sum(len(row.collisions) for row in both) > sum(len(row.collisions) for row in alone)
+    assert hashed_rows(engram(model), [[7, 7], [7]])[0].seen == 1  # the third 7 follows nothing
 
 
 def test_words_that_differ_in_case_only_are_the_same_ngram(speaking):
