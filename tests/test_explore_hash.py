@@ -138,7 +138,7 @@ def test_the_view_is_a_line_per_column(model):
         numbers = [str(n) for n in (row.seen, row.head, row.column, row.prime, row.row)]
         assert line.split()[:7] == [str(row.order), ngram, *numbers]
         shared = line.split(maxsplit=7)[7]
-        named, more = row.collisions[:3], len(row.collisions) - 3
+        named, more = row.collisions[:2], len(row.collisions) - 2
         shown = "  ".join("|".join("(pad)" if t < 0 else str(t) for t in ngram) for ngram in named) or "-"
         assert shared == shown + (f" and {more} more" if more > 0 else "")
     assert any(line.endswith(" more") for line in lines)
