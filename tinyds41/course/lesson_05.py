@@ -9,19 +9,20 @@ import torch
 from tinyds41.config import Config
 from tinyds41.cost.rows import pool_shares, scored_entries
 from tinyds41.course.exercises import judge
-from tinyds41.ops import pool_blocks
+from tinyds41.ops import select_top
 
 CONTEXTS = (1, 2, 4_095, 4_096, 16_384, 16_385, 100_001, 1_048_576)
+BLOCKS, BLOCK_SIZE = 900, 16  # exercise 1
 
 
 def check_binds(answer: int) -> None:
-    """Exercise 1: the longest context of flash at which its pool still holds every entry."""
+    """Exercise 1: the longest context at which a pool of 900 blocks of 16 still holds every entry of flash."""
 
     def complaint(answer: int) -> str | None:
-        flash = Config.preset("flash")
-        if pool_shares(flash, answer)[0] < 1:
+        changed = Config.preset("flash", candidate_topk_blocks=BLOCKS, candidate_block_size=BLOCK_SIZE)
+        if pool_shares(changed, answer)[0] < 1:
             return f"at a context of {answer:,} the pool leaves entries out"
-        if pool_shares(flash, answer + 1)[0] == 1:
+        if pool_shares(changed, answer + 1)[0] == 1:
             return f"at {answer:,} it holds everything, but so it does at {answer + 1:,}"
         return None
 
@@ -29,7 +30,7 @@ def check_binds(answer: int) -> None:
 
 
 def check_pool(answer: Callable[[list[float], int, int], list[int]]) -> None:
-    """Exercise 2: a pool of n blocks from the scores of the visible entries, ties and the newest block included."""
+    """Exercise 2: a pool of n blocks, each as good as the sum of its scores; ties and the newest block included."""
 
     def complaint(answer: Callable[[list[float], int, int], list[int]]) -> str | None:
         generator = torch.Generator().manual_seed(5)
@@ -37,11 +38,11 @@ def check_pool(answer: Callable[[list[float], int, int], list[int]]) -> None:
             for size, n_blocks in ((1, 2), (4, 1), (4, 3), (8, 2)):
                 # Whole numbers, so that blocks tie.
                 scores = torch.randint(0, 4, (n_entries,), generator=generator).float()
-                last = torch.tensor([[n_entries]])
-                chosen = pool_blocks(scores.view(1, 1, -1), last, min(n_blocks, -(-n_entries // size)), size)
-                expected = [block for block in chosen.flatten().tolist() if block >= 0]
+                sums = torch.stack([block.sum() for block in scores.split(size)])
+                sums[-1] = torch.inf
+                expected = [block for block in select_top(sums, n_blocks).tolist() if block >= 0]
                 found = answer(scores.tolist(), size, n_blocks)
-                if list(found) != expected:
+                if not isinstance(found, list) or found != expected:
                     return f"scores {scores.int().tolist()}, blocks of {size}, pool of {n_blocks}: {found} is wrong"
         return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,11 +46,16 @@ def plot_kv_bytes(style: Style, models: Mapping[str, KVBytes], *, ax: Axes | Non
     note = f"windows do not grow: {windows} per sequence" if windows else "no windows"
     many = f", one for more than {MOST_SEGMENTS}" if any(map(_many, models.values())) else ""
     ax.set_xlim(0, float(longest) * 1.55 or 1)
-    ax.set_xlabel(f"bytes per token of context, one segment per layer{many}\n" + textwrap.fill(f"({note})", 72))
+    ax.set_xlabel(f"bytes per token of context, one segment per layer{many}\n" + _wrapped(f"({note})"))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:,g}"))
     totals = ", ".join(f"{model} {_plain(cache.bytes_per_token)}" for model, cache in models.items())
     ax.set_title(f"Cache bytes per token: {totals}")
     return ax
+
+
+def _wrapped(note: str) -> str:
+    """A line, or where it is too long for a column one per item."""
+    return note if len(note) <= 72 else note.replace(", ", ",\n")
 
 
 def _many(cache: KVBytes) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,10 +13,13 @@ from tinyds41.show.style import Style, name_kinds, new_axes, require_data, style
 
 
 @styled
-def plot_candidates(style: Style, candidates: Sequence[Candidate], *, model: str, ax: Axes | None = None) -> Axes:
+def plot_candidates(
+    style: Style, candidates: Sequence[Candidate], *, model: str, marked: Mapping[int, str] | None = None,
+    ax: Axes | None = None,
+) -> Axes:  # fmt: skip
     """Each block as high as its best entry, along the context: in the pool or not, the newest, the chosen entries.
 
-    candidates: of one query and layer, as from `index_observations.candidates`.
+    candidates: of one query and layer, as from `index_observations.candidates`. marked: a text by token position.
     """
     require_data(candidates, "candidates")
     ax = ax or new_axes(style)
@@ -41,6 +44,11 @@ def plot_candidates(style: Style, candidates: Sequence[Candidate], *, model: str
     chosen = [(one.first + one.last + 1, one.score) for one in candidates if one.selected and one.score is not None]
     ax.plot([place / 2 for place, _ in chosen], [score for _, score in chosen], linestyle="", marker="D", zorder=3,
             markersize=style.font / 2.4, color=palette.ink, markeredgecolor=palette.paper, clip_on=False)  # fmt: skip
+    boxed = {"facecolor": palette.paper, "edgecolor": "none", "pad": 1}  # readable where a bar passes behind
+    for place, text in (marked or {}).items():
+        ax.axvline(place + 0.5, color=palette.purple, linestyle="--", linewidth=0.8, zorder=2)
+        ax.annotate(text, (place + 0.5, 0.9), xycoords=("data", "axes fraction"), xytext=(7, 0), va="center",
+                    textcoords="offset points", color=palette.purple, bbox=boxed)  # fmt: skip
     name_kinds(ax, _kinds(blocks, len(chosen), looks, palette.ink))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set(xlabel="position in the context, tokens", ylabel="index score (a block: its best entry)")
@@ -109,7 +117,9 @@ def plot_attention_shares(
     queries: which they were, in words: it stands in the title.
     """
     require_data(shares, "attention shares")
-    ax = ax or new_axes(style, height=min(style.tallest, 0.2 + 0.042 * len(shares)))
+    height = min(style.tallest, 0.2 + 0.042 * len(shares))
+    ax = ax or new_axes(style, height=height)
+    small = min(0.85 * style.font, 0.6 * 72 * height * style.width / len(shares))  # what a row has room for
     palette, places = style.palette, range(len(shares))
     looks = {"window": (palette.green, None), "selected": (palette.ink, None), "sink": (palette.faint, "////")}
     left = np.zeros(len(shares))
@@ -120,10 +130,10 @@ def plot_attention_shares(
     for place, share in zip(places, shares, strict=True):
         parts = (share.window, share.selected, share.sink)
         ax.annotate("  ".join(f"{part:4.0%}".rjust(4, "\u2007") for part in parts), (1.01, place), va="center",
-                    xycoords=("axes fraction", "data"), fontsize="small", annotation_clip=False)  # fmt: skip
+                    xycoords=("axes fraction", "data"), fontsize=small, annotation_clip=False)  # fmt: skip
     name_kinds(ax, [(looks["window"][0], "window"), (looks["selected"][0], "selected entries"),
                     (looks["sink"][0], "sink")])  # fmt: skip
-    ax.set_yticks(places, [f"{share.layer} {share.mode}" for share in shares])
+    ax.set_yticks(places, [f"{share.layer} {share.mode}" for share in shares], fontsize=small)
     ax.tick_params(axis="y", length=0)
     ax.set(xlim=(0, 1), ylim=(len(shares) - 0.4, -0.6), xlabel="share of attention, mean over heads and queries")
     ax.set_title(f"Where attention of {model} goes, {queries}", pad=2.2 * style.font)

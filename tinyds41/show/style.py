@@ -133,9 +133,10 @@ def name_kinds(ax: Axes, kinds: Sequence[tuple[str, str]]) -> None:
     kinds: (colour, name), in order.
     """
     for place, (colour, name) in enumerate(kinds):
-        x = 0.27 * place
-        ax.annotate("■ ", (x, 1.02), xycoords="axes fraction", color=colour, va="bottom")
-        ax.annotate(f"    {name}", (x, 1.02), xycoords="axes fraction", va="bottom", fontsize="small")
+        above: dict[str, Any] = {"xy": (0.27 * place, 1), "xycoords": "axes fraction", "va": "bottom",
+                                 "xytext": (0, 3), "textcoords": "offset points"}  # fmt: skip
+        ax.annotate("■ ", color=colour, **above)
+        ax.annotate(f"    {name}", fontsize="small", **above)
 
 
 def styled(draw: Callable[Concatenate[Style, Arguments], Axes]) -> Callable[..., Axes]:

@@ -106,12 +106,14 @@ def needle_config(task: Needle, **changes: Any) -> Config:
 class Answers:
     """What a model said to each question, and whether its index sources had found the fact.
 
-    Shapes: ids [B,S]; places int64 [B,n_facts], where the facts stand; right, each of chosen (by index source) and
-        pooled bool [B,n_facts]: answered right, fact among the chosen entries, its block in the candidate pool.
+    Shapes: ids [B,S]; places and said int64 [B,n_facts], where the facts stand and what was answered; right, each of
+        chosen (by index source) and pooled bool [B,n_facts]: answered right, fact among the chosen entries, its block
+        in the candidate pool.
     """
 
     ids: Tensor
     places: Tensor
+    said: Tensor
     right: Tensor
     chosen: dict[int, Tensor]
     pooled: Tensor | None  # None for a model without a pool
@@ -138,8 +140,9 @@ def answers(model: Model, task: Needle, *, length: int, n_rows: int = 32, seed: 
     ids = batch.ids[:, :-1]
     parts = [_ask(model, task, row[None]) for row in ids]
     said, chosen, pooled = zip(*parts, strict=True)
+    said = torch.cat(said)
     return Answers(
-        ids, task.places(ids), torch.cat(said) == batch.wanted[:, -task.n_facts :],
+        ids, task.places(ids), said, said == batch.wanted[:, -task.n_facts :],
         {layer: torch.cat([part[layer] for part in chosen]) for layer in chosen[0]},
         None if pooled[0] is None else torch.cat(pooled),
     )  # fmt: skip
