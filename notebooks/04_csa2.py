@@ -57,8 +57,8 @@ print(f"rows to attend to, per token: {int(alone):,} bytes if each reader wrote 
 assert len(readers) == 38 and len(writers) == 4
 
 # %% [markdown]
-# Four layers take notes for 38. (With the keys to find them by, 890 bytes per token in all.) The other 34 read what
-# those four wrote.
+# Four layers take notes for 38. (With the keys to find them by, 890 bytes per token in all.) The others read what those
+# four wrote.
 #
 # Sharing has a second half. To *choose* which notes to fetch a layer must score them, and few layers do that.
 
@@ -81,7 +81,8 @@ ax = plan_view(flash, name="flash")
 # A schedule is three lists: tokens per entry of each layer, the layers that write, the layers that choose. Each layer
 # follows the *latest* of each kind, itself included:
 #
-# $$\text{kv}(l) = \max\{s \in \text{writers} : s \le l\}, \qquad \text{index}(l) = \max\{s \in \text{choosers} : s \le l\}$$
+# $$\text{kv}(l) = \max\{s \in \text{writers} : s \le l\}, \quad
+# \text{index}(l) = \max\{s \in \text{choosers} : s \le l\}$$
 #
 # From it follow the bytes per token, $\sum_{s \in \text{writers}} (288 + 68) / m_s$ with $m_s$ tokens per entry.
 
@@ -170,7 +171,7 @@ print(f"two layers agree on {min(pairs):.2f} to {max(pairs):.2f} of what either 
 assert max(pairs) < 0.8
 
 # %% [markdown]
-# They do not. Of all entries that one of two layers fetched, well under two thirds were fetched by both.
+# They do not. Of all entries that either of two layers fetched, well under two thirds were fetched by both.
 #
 # ## Guess before running
 #
@@ -192,7 +193,7 @@ curves = {
     "answer right": {n: found.accuracy for n, found in by_n.items()},
     "index work, of four": {n: rows / scored[4] for n, rows in scored.items()},
 }
-ax = plot_quality_by_setting(curves, setting="number of layers that choose", trained=4, model="the toy")
+ax = plot_quality_by_setting(curves, setting="index sources", trained=4, model="the toy")
 
 # %%
 for n, found in by_n.items():
@@ -270,7 +271,7 @@ free = flash.replace(candidate_source_layer_id=None, candidate_topk_blocks=0)
 everyone = free.replace(index_source_layer_ids=readers)
 for name, config in (("every reader chooses", everyone), ("eight choose", free), ("four of them in a pool", flash)):
     print(f"{name:22} {index_rows(config):>12,} index rows scored per token")
-print(f"bytes per token: {float(sum((row + key) / plan[l].ratio for l in readers)):,.0f} if every reader wrote,"
+print(f"bytes per token: {sum((row + key) / plan[reader].ratio for reader in readers):,.0f} if every reader wrote,"
       f" {cache.bytes_per_token} as it is")
 assert index_rows(everyone) / index_rows(free) > 4 and index_rows(flash) == 2_686_976
 
