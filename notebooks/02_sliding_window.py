@@ -120,26 +120,28 @@ for length, size in ((1, 4), (3, 4), (23, 4), (23, 1), (23, 64)):
 #
 # With a window of 4 a layer looks three tokens back. But those tokens had looked back themselves, one layer earlier.
 #
-# We take four layers of windows with random weights. Position 8 gets another token, and we watch the outputs behind it.
+# We take four layers of windows with random weights. (All else in a layer, experts for one, works on each token by
+# itself.) Position 8 gets another token, and we watch the outputs behind it.
 #
 # **Guess first:** what is the last distance at which anything changes? How large is the change there, compared with
 # distance 1?
 
 # %%
+task = Note()  # words to make texts of: 16 notes, 16 fillers; more on it below
+
+
 def moved(model, texts, place=8):
-    """How far outputs move when the token at `place` becomes another, by distance: the mean of the largest logit's."""
+    """What another token at `place` does, by distance behind it: the largest change of a logit, mean of all texts."""
     other = texts.clone()
     other[:, place] = task.first_note + (texts[:, place] - task.first_note + 1) % task.n_notes
     with torch.no_grad():
         change = (model(texts) - model(other)).abs().amax(-1).mean(0)[place:]
-    return {distance: value for distance, value in enumerate(change.tolist()) if value > 1e-10}  # less is rounding
-
-
-task = Note()  # words to make texts of: 16 notes, 16 fillers; more on it below
-texts = torch.randint(task.first_filler, task.vocab_size, (16, 48))
-texts[:, 8] = task.first_note
+    # Less is rounding: experts work on tokens in batches, and another batch adds in another order.
+    return {distance: value for distance, value in enumerate(change.tolist()) if value > 1e-10}
 
 # %%
+texts = torch.randint(task.first_filler, task.vocab_size, (16, 48))
+texts[:, 8] = task.first_note
 effects = {}
 for size in (4, 8):
     untrained = ds.Model(note_config(task, sliding_window=size), seed=0, dtype=torch.float64)
@@ -246,7 +248,7 @@ for name, end in ends.items():
 # further back. And so on, each passing it on. Where nobody knows, most weight goes to the sink, and the layer is nearly
 # silent.
 #
-# So a layer looks for somebody who knows, not for a distance: in a wider window it finds him further back.
+# So a layer looks for a token that knows, not for a distance: in a wider window it finds such a token further back.
 #
 # What the staircase does not show: that text is read so. One note among fillers is the easiest case.
 
@@ -286,10 +288,10 @@ assert alone[0] < alone[3] - 0.07
 
 # %% [markdown]
 # **It hurts**, though training has moved the sinks by a few hundredths only. It was queries and rows that arranged
-# themselves around them: fillers weigh less than the sink, somebody who knows more (the staircase).
+# themselves around them: fillers weigh less than the sink, a token that knows weighs more (the staircase).
 #
-# Taken from one layer alone, sinks are missed in layer 0 and hardly in layer 3. What the first takes in without need,
-# all others read.
+# Taken from one layer alone, sinks are missed in layer 0 and hardly in layer 3. A likely reason, not tested: what the
+# first layer takes in without need, all others read.
 #
 # Is the sink necessary, then? That is another question. **Guess first:** what does a toy learn that never had one?
 
@@ -305,8 +307,8 @@ print("right at 1 to 12:", ", ".join(f"{name} {mean(curve):.3f}" for name, curve
 assert mean(grown) > 0.85 and mean(grown) > mean(robbed) + 0.07
 
 # %% [markdown]
-# **A miss.** The toy that never had sinks answers about as well: it found another way to be silent. What a model misses
-# when it is taken away *after* training need not be what it could not learn without. An ablation shows the first.
+# **A miss.** The toy that never had sinks answers about as well; how it does so we did not look at. What a trained model
+# misses need not be what it could not have learned without. An ablation after training shows the first alone.
 #
 # ## The knob
 #
@@ -328,9 +330,21 @@ assert part[8] > part[4] + 0.15 > part[2] + 0.25 and limit[16] - part[16] > 0.02
 # **A second miss.** Beyond twice the window, more and more is missing of what the border allows. At 16 every distance
 # here lies before the border, which is at 60, and still the far answers fade.
 #
-# A suspect: four times as many fillers, each with a small weight. Together they may outweigh the sink.
-#
-# **Guess first:** if that is so, what would sinks help that are louder by $\ln 4$? And the same at windows of 4?
+# A suspect: four times as many fillers, each with a small weight. How much is that together, where there is nothing to
+# find?
+
+# %%
+for size in (4, 16):
+    asked, trace = ds.variant(model, sliding_window=size), ds.Trace("layers.*.attn.*")
+    with torch.no_grad():
+        asked(texts, trace=trace)
+    quiet = attention_shares(trace, asked, [19])  # the token before the note, behind 19 fillers
+    print(f"window {size:2}: fillers take " + ", ".join(f"{s.window:.3f} in layer {s.layer}" for s in quiet))
+    assert (quiet[0].window > 0.2) == (size == 16)
+
+# %% [markdown]
+# Layer 0 takes in more fillers. **Guess first:** if that is the fault, what would louder sinks do, raised by $\ln 4$ so
+# that $e^{\text{sink}}$ is four times as large? And the same with windows of 4?
 
 # %%
 def louder(size, by):
@@ -347,8 +361,8 @@ for size, far in ((4, range(1, 13)), (16, range(37, 49))):
     assert size == 4 or raised > plain + 0.02
 
 # %% [markdown]
-# Louder sinks bring back a part of the far answers, without any training. So the fillers' sum is one cause. What the
-# rest is due to we did not test: perhaps distances inside a window that training never showed.
+# Louder sinks bring back a part of the far answers, without any training. That is what one expects if the fillers are
+# one cause. What the rest is due to we did not test: perhaps distances inside a window that training never showed.
 
 # %% [markdown]
 # ## What windows cannot do
@@ -382,12 +396,13 @@ assert mean(curves["uncut"], range(13, 49)) > 0.9 and mean(curves["no entries"],
 #
 # A window adds no bytes per token, and the pool of lesson 05 does not concern it. It costs a constant.
 #
-# **Guess first:** entries of `flash` grow by 890 bytes per token. After how many tokens do they outweigh all windows?
-# And in a layer that attends to a full window and all fetched entries, which part of the rows is window?
+# **Guess first:** entries of `flash`, and what finds them, grow by 890 bytes per token. After how many tokens do they
+# outweigh all windows? And in a layer that attends to a full window and all fetched entries, which part of the rows is window?
 
 # %% tags=["nbval-check-output"]
 print(f"windows {cache.window_bytes:,} bytes, entries {cache.bytes_per_token} bytes per token:"
       f" equal after {float(cache.window_bytes / cache.bytes_per_token):,.0f} tokens")
+print(f"keys and values apart, of each head its own, would be {2 * heads} times the numbers of the shared row")
 both_parts = window + flash.index_topk
 print(f"{window} of {both_parts} attended rows are window: {window / both_parts:.0%}")
 near = layers * window * per_row
@@ -478,7 +493,7 @@ assert refuses(check_sink, lambda scores, sink: math.exp(sink) / sum(math.exp(sc
 # - A layer attends to the last $W$ rows: one per token, key and value in one, for all heads. Bytes and work are
 #   constant: 2.7 MB in `flash`.
 # - $L$ layers reach $L(W-1)$ tokens back, not one further. A trained toy carries a note that far.
-# - It looks for somebody who knows, not for a distance: twice the window, and answers come from further back.
+# - It looks for a token that knows, not for a distance: twice the window, and answers come from further back.
 # - A sink lets a layer be silent. A toy trained with it needs it; one trained without does not.
 
 # %% [markdown]
