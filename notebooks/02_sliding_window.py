@@ -343,8 +343,8 @@ for size in (4, 16):
     assert (quiet[0].window > 0.2) == (size == 16) and (quiet[3].window > 0.35) == (size == 16)
 
 # %% [markdown]
-# Every layer takes in more of them. **Guess first:** if that is the fault, what would louder sinks do, raised by $\ln 4$ so
-# that $e^{\text{sink}}$ is four times as large? And the same with windows of 4?
+# Every layer takes in more of them. **Guess first:** if that is the fault, what would louder sinks do, raised by
+# $\ln 4$ so that $e^{\text{sink}}$ is four times as large? And the same with windows of 4?
 
 # %%
 def louder(size, by):
