@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -84,7 +84,14 @@ class Needle:
         return (ids.unsqueeze(1) == questions_BF.unsqueeze(-1)).int().argmax(-1)  # of equal ids the first
 
 
-def needle_config(task: Needle, **changes: Any) -> Config:
+class Worded(Protocol):
+    """A task that knows its words."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+
+def needle_config(task: Worded, **changes: Any) -> Config:
     """Four layers that learn the task in half a minute: two windows, a Full layer that forms the pool, a Reindex one.
 
     Rows of 32 tokens are 16 entries, all of which the index may choose; longer rows make it choose.
