@@ -181,7 +181,8 @@ assert max(one.shared for one in overlaps if one.layer != one.other) < 0.65
 # %% [markdown]
 # Partly. Half of what a layer fetches, another one does not. (The picture counts tokens in both choices over tokens in
 # either, so half of each makes a third.)
-#
+
+# %% [markdown]
 # ## Guess before running
 #
 # Now we take the choice away from layer 5, then from 4, then from 3, without training anew: each becomes a REUSE layer
