@@ -79,14 +79,14 @@ ax = plan_view(flash, name="flash")
 # %% [markdown]
 # ## One equation, and the naive version
 #
-# A schedule is three lists: tokens per entry of each layer, the layers that write, the layers that choose. A layer with
-# entries follows the *latest* of each kind, itself included:
+# A schedule is three lists: tokens per entry of each layer, layers that write, layers that choose. A layer with entries
+# follows the *latest* of each kind, itself included:
 #
 # $$\text{kv}(l) = \max\{s \in \text{writers} : s \le l\}, \quad
 # \text{index}(l) = \max\{s \in \text{choosers} : s \le l\}$$
 #
-# From it follow the bytes per token, $\sum_{s \in \text{writers}} (288 + 68) / m_s$ with $m_s$ tokens per entry: a row
-# has 512 numbers of half a byte and a scale byte per 16 of them, a key 128 and a scale byte per 32.
+# So the bytes per token are $\sum_{s \in \text{writers}} (288 + 68) / m_s$, $m_s$ tokens per entry: a row has 512
+# numbers of half a byte and a scale byte per 16, a key 128 and one per 32.
 
 # %%
 def latest(layer, sources):

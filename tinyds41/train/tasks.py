@@ -140,8 +140,11 @@ def share(mask: Tensor) -> float:
 def answers(model: Model, task: Needle, *, length: int, n_rows: int = 32, seed: int = 1) -> Answers:
     """Asks a model rows that it was not trained on; the likeliest token is its answer.
 
-    Rows go one by one, so that a long one needs no more memory than itself.
+    Rows go one by one, so that a long one needs no more memory than itself. Whether a fact was chosen is judged by the
+    entry of its key, which with ratio 2 holds the value too.
     """
+    if n_rows < 1:
+        raise ValueError(f"n_rows={n_rows}: at least one row is needed")
     batch = task.batch(0, n_rows, length, seed)
     assert batch.wanted is not None
     ids = batch.ids[:, :-1]
