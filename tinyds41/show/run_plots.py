@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -144,6 +145,36 @@ def plot_loss(
            xlabel="step" + (f" (train: mean of the last {n_smoothed})" if n_smoothed > 1 else ""))  # fmt: skip
     label_right(ax, labels)
     ax.set_title(f"Loss of {model}")
+    return ax
+
+
+@styled
+def plot_curves(
+    style: Style, curves: Mapping[str, Mapping[int, float]], *, xlabel: str, ylabel: str, model: str,
+    baseline: tuple[float, str] | None = None, ax: Axes | None = None,
+) -> Axes:  # fmt: skip
+    """Quantities of several runs or models against steps or counts, each named and valued at its right end.
+
+    The first is orange and dashed, the second blue. baseline: a value to compare with and what it is, dashed.
+    """
+    require_data([value for curve in curves.values() for value in curve], "values")
+    ax = ax or new_axes(style)
+    palette = style.palette
+    looks = [(palette.orange, "--"), (palette.blue, "-"), (palette.green, ":"), (palette.purple, "-.")]
+    labels = []
+    for (name, curve), (colour, line) in zip(curves.items(), itertools.cycle(looks)):
+        places = sorted(curve)
+        ax.plot(places, [curve[place] for place in places], color=colour, linestyle=line)
+        labels.append((curve[places[-1]], f"{name} {curve[places[-1]]:.2f}", colour))
+    if baseline is not None:
+        ax.axhline(baseline[0], color=palette.muted, linestyle="--", linewidth=0.8)
+        ax.annotate(baseline[1], (0.02, baseline[0]), xycoords=("axes fraction", "data"), xytext=(0, 2), va="bottom",
+                    textcoords="offset points", color=palette.muted)  # fmt: skip
+    places = [place for curve in curves.values() for place in curve]
+    ax.set(xlim=(min(places), max(max(places), min(places) + 1)), ylim=ax.get_ylim(), xlabel=xlabel, ylabel=ylabel)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    label_right(ax, labels)
+    ax.set_title(f"{ylabel[:1].upper()}{ylabel[1:]} of {model}")
     return ax
 
 
