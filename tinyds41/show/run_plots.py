@@ -85,7 +85,8 @@ def plot_expert_load(style: Style, loads: Sequence[ExpertLoad], *, model: str, a
     """Visits of each expert in each layer, relative to an even share (1.0)."""
     require_data(loads, "expert loads")
     n_layers, n_experts = max(load.layer for load in loads) + 1, max(load.expert for load in loads) + 1
-    ax = ax or new_axes(style, height=min(0.8, 0.2 + 0.04 * n_layers))
+    # The label of the colour bar needs its length, however few the layers.
+    ax = ax or new_axes(style, height=min(0.8, max(0.5, 0.2 + 0.04 * n_layers)))
     share = np.zeros((n_layers, n_experts))
     for load in loads:
         share[load.layer, load.expert] = load.tokens
@@ -174,7 +175,8 @@ def plot_curves(
     ax.set(xlim=(min(places), max(max(places), min(places) + 1)), ylim=ax.get_ylim(), xlabel=xlabel, ylabel=ylabel)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     label_right(ax, labels)
-    ax.set_title(f"{ylabel[:1].upper()}{ylabel[1:]} of {model}")
+    quantity = ylabel.split(",")[0]  # without its unit
+    ax.set_title(f"{quantity[:1].upper()}{quantity[1:]}: {model}")
     return ax
 
 
