@@ -68,8 +68,8 @@ ax = plot_parameters(parameters, model="flash")
 # A bar is what is stored, an orange mark what one token uses. The scale is logarithmic: the routed experts' mark stands
 # far left of their bar's end.
 #
-# That holds only if tokens spread over the experts. If all tokens visited the same six, the other 378 would be dead
-# weight, and the processors that hold them would idle.
+# All that is stored helps only if tokens spread over the experts. If all tokens visited the same six, the other 378 would
+# be dead weight, and the processors that hold them would idle.
 
 # %% tags=["nbval-check-output"]
 print(f"{flash.n_routed_experts - flash.num_experts_per_tok} experts that one token does not visit")
@@ -178,8 +178,8 @@ assert torch.allclose(mine, theirs, atol=1e-5)  # float32 sums of a few dozen pr
 # ## Train it, with the rule and without
 #
 # The same toy twice, the same batches. Once all biases stay 0, once each step moves them. The report's step suits a run
-# of very many steps. In ours of 100 no bias could come far with it, so we take ten times as much. The report adds a small
-# balance *loss*; we leave it out, so that one thing differs.
+# of very many steps. In ours of 100 no bias could come far with it, so we take ten times as much. The report adds a
+# small balance *loss*; we leave it out, so that one thing differs.
 
 # %% tags=["nbval-check-output"]
 STEPS, RATE = 100, 10 * BIAS_STEP
@@ -188,8 +188,8 @@ for name, step in (("the report", BIAS_STEP), ("here", RATE)):
 assert (BIAS_STEP, RATE) == (0.001, 0.01)
 
 # %% [markdown]
-# An expert's **load** is its part of all visits, divided by an even part. 1 is even. The most possible is 8: every token
-# visits the expert, and one other.
+# An expert's **load** is its part of all visits, divided by an even part. 1 is even. The most possible is 8: every
+# token visits the expert, and one other.
 #
 # **Guess first:** which load does the busiest expert reach without the rule? And how much does the loss suffer?
 
@@ -271,8 +271,8 @@ assert max(map(abs, gaps)) < abs(losses["without the rule"][0] - losses["without
 # **The surprise.** Most experts idle, and the loss hardly tells: the seeds differ by more than the rules do, and two
 # seeds cannot say which rule is better.
 #
-# The toy with two experts says why: it is no worse than 16 in balance. From the few tokens that it reads there is
-# little to put into the other 14, so a collapse to few takes little away.
+# The toy with two experts suggests why: it is about as good as 16 in balance. After so few tokens the other 14 add
+# nothing that the loss would show, so a collapse to few takes little away.
 
 # %%
 read = STEPS * common["batch_size"] * common["length"]
@@ -281,8 +281,8 @@ print(f"{read:,} tokens read; routed weights {16 * weights:,}, in the toy with t
       f" {16 - 2} experts of a layer to spare")
 
 # %% [markdown]
-# What this does not show: that collapse is harmless. The ruled toy was uneven itself for half of its short run, and
-# whoever has more to learn than two experts can hold will miss the others.
+# What this does not show: that collapse is harmless. The ruled toy was uneven itself for half of its short run, and who
+# has more to learn than two experts can hold may well miss the others. We did not measure that.
 #
 # ## What balance is for
 #
@@ -404,10 +404,10 @@ print(f"loss with two {by_count[2]:.3f}; with 16 {by_count[16]:.3f}; with two, t
 assert quiet - by_count[2] > 0.5 * (by_count[16] - by_count[2])
 
 # %% [markdown]
-# The second: two experts turned down lose nearly as much as 16 do. The other 14 together add little, neither sense nor
-# nonsense.
+# Mostly the second: two experts turned down lose nearly as much as 16 do. The other 14 together add little, neither
+# sense nor nonsense.
 #
-# The curve does not show a toy *trained* with more experts per token; that one would have learned to share.
+# The curve does not show a toy *trained* with more experts per token; that one may learn to share.
 #
 # ## Take it away
 #
@@ -559,8 +559,8 @@ assert refuses(check_moved, lambda bias, loads, rate: stepped(bias, loads, -rate
 # ## Recap
 #
 # - A token visits 6 of 384 routed experts and the shared one. They are chosen with a bias and weighed without it.
-# - The rule moves a bias by a fixed step against the load. Without it few experts did nearly all work; the toy's loss
-#   hardly told, since two experts were enough for it.
+# - The rule moves a bias by a fixed step against the load. Without it few experts did most of the work; the toy's loss
+#   hardly told, and a toy with two experts was about as good.
 # - Balance decides how long processors wait for the busiest.
 # - The toy's experts follow the token, not the kind of text.
 
@@ -572,6 +572,6 @@ assert refuses(check_moved, lambda bias, loads, rate: stepped(bias, loads, -rate
 #
 # 1. 骨干网络有 552B 参数，其中 98.6% 是路由专家；每个词元只用到 16.13B。
 # 2. 选专家时加上偏置，算权重时不加；均衡规则每步只把偏置移动一个固定的小量。
-# 3. 不用均衡规则，少数专家几乎包办一切；玩具模型的损失却几乎不变，因为两个专家就够它用了。
+# 3. 不用均衡规则，少数专家几乎包办一切；玩具模型的损失却几乎不变，只有两个专家的模型也差不多一样好。
 # 4. 均衡首先是为了硬件：一层的时间由最忙的专家决定。
 # 5. 这里的专家按词元分工，而不是按文本种类；训练后让每个词元访问更多专家，损失反而上升。
