@@ -68,8 +68,8 @@ ax = plot_parameters(parameters, model="flash")
 # A bar is what is stored, an orange mark what one token uses. The scale is logarithmic: the routed experts' mark stands
 # far left of their bar's end.
 #
-# All that is stored helps only if tokens spread over the experts. If all tokens visited the same six, the other 378 would
-# be dead weight, and the processors that hold them would idle.
+# All that is stored helps only if tokens spread over the experts. If all tokens visited the same six, the other 378
+# would be dead weight, and the processors that hold them would idle.
 
 # %% tags=["nbval-check-output"]
 print(f"{flash.n_routed_experts - flash.num_experts_per_tok} experts that one token does not visit")
