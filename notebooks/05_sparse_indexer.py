@@ -47,12 +47,12 @@ _ = torch.manual_seed(0)
 # ## Feel the problem
 #
 # Picture a desk and a cellar. On the desk lie the last pages, the *window*. The cellar holds *entries*, each a note on
-# one token or two, of everything read before. For each new token a layer may fetch a few hundred of them.
+# one token or two of all that was read. For each new token a layer may fetch a few hundred.
 #
-# Which ones? An *indexer* gives every entry a score, with far fewer multiplications than attending to it would take.
+# Which ones? An *indexer* scores every entry, with far fewer multiplications than attending takes.
 #
-# **Guess first:** at a context of a million tokens, what is more work: one layer that scores every entry, or attention
-# to the fetched entries in *all* layers together?
+# **Guess first:** at a million tokens, what is more work: one layer that scores every entry, or attention to the
+# fetched ones in *all* layers?
 
 # %% tags=["nbval-check-output"]
 flash, context = ds.Config.preset("flash"), 2**20
@@ -69,8 +69,8 @@ assert per_row == 16 * per_score and flash.index_topk == 512
 # *Raw* counts every multiply-add alike: one scan is more than twice all attention. *Weighted* counts 4-bit scores at a
 # quarter, and one scan still is two thirds.
 #
-# So the released model scans rarely. FULL layers write entries and choose among them. REINDEX layers choose afresh among
-# these entries. REUSE layers follow the latest choice, SWA layers have a window alone. And some may choose only inside a
+# So the released model scans rarely. FULL layers write entries and choose among them. REINDEX layers choose afresh
+# among these. REUSE layers follow the latest choice, SWA layers have a window alone. And some may choose only inside a
 # **candidate pool**.
 
 # %% tags=["nbval-check-output"]
@@ -94,8 +94,8 @@ assert len(pooled) == 4 and sum(layer.selects for layer in plan) == 8
 # weight may be negative. The root only keeps scores small.
 
 # %% [markdown]
-# No softmax: only the *order* counts. The best $K$ entries are fetched, of equal ones the earlier. Only finished
-# entries have a score: those whose last token has come.
+# No softmax: only the *order* counts. The best $K$ entries are fetched, of equal ones the earlier. An entry has a
+# score once its last token has come.
 #
 # A **pool** cuts the entries into blocks, gives each block the score of its best entry, and keeps the best blocks. The
 # newest block always stays and counts among them: it may be partly full, so its best score says little yet. (That
@@ -150,9 +150,10 @@ for blocks in (3, 1):
 assert choose(second, size, mine, k) != best(second, k)  # free, it would have chosen otherwise
 
 # %% [markdown]
-# Equal, place by place. A pool does take something away; here by construction, for the two layers ask for unrelated
-# things. What does that cost in a trained model?
-#
+# Equal, place by place. The pool takes something away; here by construction, for the layers ask for unrelated things.
+# What does that cost in a trained model?
+
+# %% [markdown]
 # ## A task with known answers
 #
 # A row holds eight facts, a *name* and its *value*, between fillers (dots), and ends with eight questions: each name

@@ -8,9 +8,10 @@ import pytest
 
 from tinyds41.bench import forward
 from tinyds41.bench.bench_command import BENCHES
-from tinyds41.bench.measure import alternate, circumstances, in_fresh_process, peak_bytes, table, write_json
+from tinyds41.bench.measure import alternate, circumstances, in_fresh_process, table, write_json
 from tinyds41.cli import main
 from tinyds41.config import Config
+from tinyds41.peak_memory import peak_bytes
 
 
 def test_contestants_take_turns_after_one_warm_up_each():

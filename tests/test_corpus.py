@@ -192,7 +192,8 @@ def test_bad_shapes_are_named(tokenizer):
 
 
 def test_the_manifest_lists_what_is_in_the_folder():
-    found = {path.name for path in data_folder().iterdir()}
+    files = (path for path in data_folder().rglob("*") if path.is_file())
+    found = {path.relative_to(data_folder()).as_posix() for path in files}
     assert found == {*manifest(), "manifest.json", "README.md", "curate.py"}
 
 

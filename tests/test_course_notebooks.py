@@ -166,6 +166,19 @@ def test_a_notebook_that_is_stale_or_unclean_is_refused(lesson, edit, message):
     assert changed(edit) == [message]
 
 
+@pytest.mark.parametrize("cell", [{}, 1, {"cell_type": "code", "metadata": {}}])
+def test_what_is_no_cell_is_refused(tmp_path, cell):
+    (tmp_path / "odd.ipynb").write_text(json.dumps({"cells": [cell]}))
+    with pytest.raises(ValueError, match=r"odd\.ipynb is not a notebook: cell 0 lacks its type, source or metadata"):
+        notebooks.read_notebook(tmp_path / "odd.ipynb")
+
+
+def test_a_kernel_that_dies_is_named(tmp_path):
+    (tmp_path / "dies.py").write_text("# %%\nimport os\nos._exit(3)\n")
+    with pytest.raises(ValueError, match=r"dies.*: its kernel died"):
+        notebooks.run(tmp_path / "dies.py")
+
+
 def cells_of(*code, text="# Why?"):
     """An executed notebook of these code cells, in memory."""
     cells = [{"cell_type": "markdown", "source": text, "metadata": {}}]
@@ -238,6 +251,41 @@ def test_a_failing_lesson_says_why_and_leaves_the_stored_one(lesson, capsys):
     assert script.with_suffix(".ipynb").read_bytes() == before
     assert main(["lessons", "check", "--folder", str(script.parent)]) == 1
     assert "00_sum cell 2: 00_sum.py and its .ipynb differ" in capsys.readouterr().out
+
+
+def test_a_wrong_number_in_the_text_or_in_an_assertion_makes_the_command_fail(lesson, capsys):
+    """Text: the check refuses it, with a notebook in step. Assertion: the execution fails."""
+    script, _ = lesson
+    folder = ["--folder", str(script.parent)]
+    script.write_text(SCRIPT.replace("# It is 4,950", "# It is 4,951"), encoding="utf-8")
+    assert main(["lessons", "run", *folder]) == 1
+    assert "00_sum cell 0: 4,951 is neither computed nor asserted\n" in capsys.readouterr().out
+    assert main(["lessons", "check", *folder]) == 1
+    script.write_text(SCRIPT.replace("total == 4950", "total == 4951"), encoding="utf-8")
+    assert main(["lessons", "run", *folder]) == 2
+    assert "00_sum.py: assert total == 4951: AssertionError" in capsys.readouterr().err
+
+
+def test_a_script_that_was_changed_after_its_run_is_stale_also_in_its_text(lesson, capsys):
+    script, changed = lesson
+    assert changed(lambda cells: None) == []
+    script.write_text(SCRIPT.replace("numbers below", "whole numbers below"), encoding="utf-8")
+    assert main(["lessons", "check", "--folder", str(script.parent)]) == 1
+    assert "00_sum cell 0: 00_sum.py and its .ipynb differ: run `tinyds41 lessons run 00" in capsys.readouterr().out
+
+
+def test_several_lessons_can_be_named_and_one_is_taken_once(tmp_path, capsys):
+    for name in ("00_a", "01_b", "02_c"):
+        (tmp_path / f"{name}.py").write_text("# %%\nx = 1\n", encoding="utf-8")
+        notebook = notebooks.read_script(tmp_path / f"{name}.py")
+        notebook["cells"][0]["execution_count"] = 1
+        (tmp_path / f"{name}.ipynb").write_text(notebooks.as_text(notebook), encoding="utf-8")
+    found = notebooks.lessons(tmp_path, ["02_c", "00_a.py", "notebooks/02_c.ipynb"])
+    assert [path.name for path in found] == ["02_c.py", "00_a.py"]
+    main(["lessons", "check", "02_c", "00_a", "--folder", str(tmp_path)])
+    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == {"02_c", "00_a"}
+    assert main(["lessons", "check", "00_a", "05_d", "--folder", str(tmp_path)]) == 2
+    assert "no lesson '05_d': the lessons are 00_a, 01_b, 02_c" in capsys.readouterr().err
 
 
 def test_the_command_finds_a_lesson_by_name_and_names_those_there_are(executed, capsys):

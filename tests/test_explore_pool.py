@@ -96,8 +96,8 @@ def test_a_query_before_the_first_entry_is_refused_by_name():
 
 def parts(box) -> dict:
     """The controls of an explorer by name, its picture and its text."""
-    *controls, picture, text = box.children
-    return {**{control.description: control for control in controls}, "picture": picture, "text": text}
+    rows, picture, text = box.children
+    return {**{control.description: control for control in rows.children}, "picture": picture, "text": text}
 
 
 def pixels(picture):
@@ -122,9 +122,9 @@ def test_each_control_changes_the_picture_to_that_of_the_view(model, control, va
 
 def test_the_sliders_reach_from_the_least_to_where_nothing_is_left_out(model):
     pytest.importorskip("ipywidgets")
-    shown = parts(explore_pool(model, IDS[:, :20]))
+    shown = parts(explore_pool(model, IDS))
     reach = {name: (shown[name].min, shown[name].max) for name in ("query", "candidate_topk_blocks", "index_topk")}
-    assert reach == {"query": (0, 19), "candidate_topk_blocks": (1, 10), "index_topk": (1, 20)}
+    assert reach == {"query": (0, 20), "candidate_topk_blocks": (1, 11), "index_topk": (1, 21)}
     assert [value for _, value in shown["layer"].options] == [4, 6]
     assert not any(shown[name].continuous_update for name in reach)
 

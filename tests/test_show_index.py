@@ -273,3 +273,12 @@ def test_the_shares_of_forty_layers_fit_page_and_slide():
 def test_a_plot_without_data_says_what_is_missing(draw, message):
     with pytest.raises(ValueError, match=message):
         draw()
+
+
+def test_a_marked_token_is_named_at_its_place(run):
+    found = candidates(run, NANO, QUERY)
+    check_plot(lambda **style: plot_candidates(found, model="nano", marked={3: "the fact"}, **style), "nano")
+    ax = plot_candidates(found, model="nano", marked={3: "the fact"})
+    [line] = [line for line in ax.lines if line.get_linestyle() == "--"]
+    assert list(line.get_xdata()) == [3.5, 3.5]
+    assert [text.xy[0] for text in ax.texts if text.get_text() == "the fact"] == [3.5]

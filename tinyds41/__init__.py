@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # editors and type checkers see the names at once
     from tinyds41.tokenizer import Tokenizer
     from tinyds41.trace import Trace
     from tinyds41.train.evaluate import evaluate
+    from tinyds41.train.examples import example
     from tinyds41.train.trainer import train
 
 # Public name -> module that defines it. Imported at first use: `tinyds41 --help` and a plan need no torch.
@@ -29,6 +30,7 @@ _HOMES = {
     "Tokenizer": "tinyds41.tokenizer",
     "Trace": "tinyds41.trace",
     "evaluate": "tinyds41.train.evaluate",
+    "example": "tinyds41.train.examples",
     "generate": "tinyds41.infer.generate",
     "load": "tinyds41.checkpoint.read",
     "preset_names": "tinyds41.config",
@@ -45,6 +47,7 @@ __all__ = [
     "Tokenizer",
     "Trace",
     "evaluate",
+    "example",
     "generate",
     "load",
     "preset_names",

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from tinyds41 import reference
-from tinyds41.bench.measure import alternate, circumstances, in_fresh_process, peak_bytes
+from tinyds41.bench.measure import alternate, circumstances, in_fresh_process
 from tinyds41.checkpoint.names import to_released
 from tinyds41.config import Config
 from tinyds41.model.transformer import Model
+from tinyds41.peak_memory import peak_bytes
 from tinyds41.train.losses import cross_entropy
 
 COMPARED, LONG = 4096, 16384  # tokens

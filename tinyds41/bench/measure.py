@@ -1,11 +1,10 @@
-"""Timing side by side, peak memory of a fresh process, and where a number was measured."""
+"""Timing side by side, a run in a fresh process, and where a number was measured."""
 
 from __future__ import annotations
 
 import datetime
 import json
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -33,18 +32,6 @@ def alternate(contestants: Mapping[str, Callable[[], Any]], rounds: int) -> dict
             function()
             seconds[name].append(time.perf_counter() - started)
     return {name: statistics.median(times) for name, times in seconds.items()}
-
-
-def peak_bytes() -> int:
-    """Largest resident size of this process so far, in bytes."""
-    try:  # Linux: rusage would still show the peak of the process that started this one
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def in_fresh_process(module: str, *arguments: str) -> dict[str, Any]:

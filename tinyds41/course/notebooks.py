@@ -6,9 +6,13 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tinyds41.peak_memory import peak_bytes_of
 
 PERCENT = "py:percent"
 KEPT_METADATA = ("jupytext", "kernelspec", "language_info", "widgets")
@@ -21,20 +25,28 @@ CELL_SECONDS = 600  # a cell that takes longer hangs
 Notebook = dict[str, Any]
 
 
-def lessons(folder: Path, name: str | None = None) -> list[Path]:
-    """The .py of every lesson in a folder, or of the one called `name` (with or without suffix).
+@dataclass(frozen=True)
+class Executed:
+    """A lesson after one run, normalised. Units: seconds with its kernel's start and end; peak_bytes of the kernel."""
+
+    notebook: Notebook
+    seconds: float
+    peak_bytes: int | None  # None where the system does not tell
+
+
+def lessons(folder: Path, names: Sequence[str] = ()) -> list[Path]:
+    """The .py of every lesson in a folder, or of those with the given names (with or without suffix).
 
     Raises: FileNotFoundError naming the folder, or the lessons that are there.
     """
     found = sorted(path for path in folder.glob("*.py") if path.name != "conftest.py")
     if not found:
         raise FileNotFoundError(f"no lessons in {folder.resolve()}: run this where notebooks/ is, or pass --folder")
-    if name is None:
-        return found
-    wanted = [path for path in found if path.stem == Path(name).stem]
-    if not wanted:
-        raise FileNotFoundError(f"no lesson {name!r}: the lessons are {', '.join(path.stem for path in found)}")
-    return wanted
+    by_name = {path.stem: path for path in found}
+    unknown = [name for name in names if Path(name).stem not in by_name]
+    if unknown:
+        raise FileNotFoundError(f"no lesson {unknown[0]!r}: the lessons are {', '.join(by_name)}")
+    return [by_name[name] for name in dict.fromkeys(Path(name).stem for name in names)] or found
 
 
 def read_script(script: Path) -> Notebook:
@@ -64,6 +76,9 @@ def read_notebook(path: Path) -> Notebook:
         raise ValueError(f"{path} is not a notebook: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("cells"), list):
         raise ValueError(f"{path} is not a notebook: it has no list of cells")
+    for number, cell in enumerate(content["cells"]):
+        if not isinstance(cell, dict) or not {"cell_type", "source", "metadata"} <= set(cell):
+            raise ValueError(f"{path} is not a notebook: cell {number} lacks its type, source or metadata")
     return content
 
 
@@ -73,28 +88,53 @@ def source(cell: dict[str, Any]) -> str:
 
 
 def run(script: Path) -> Path:
-    """Executes a .py in a fresh kernel on one thread and writes the .ipynb beside it.
+    """Executes a .py and writes the .ipynb beside it.
 
     The .ipynb is written at the end: a run that fails leaves the old one as it was.
+    Raises: ValueError as `execute`.
+    """
+    done = execute(read_script(script), script.name, script.parent)
+    path = script.with_suffix(".ipynb")
+    path.write_text(as_text(done.notebook), encoding="utf-8")
+    return path
+
+
+def execute(unexecuted: Notebook, name: str, folder: Path) -> Executed:
+    """Runs all cells in a fresh kernel on one thread, in `folder`.
+
     Raises: ValueError naming the lesson, the line that failed and its error.
     """
     import nbformat
     from nbclient import NotebookClient
-    from nbclient.exceptions import CellExecutionError, CellTimeoutError
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
-    notebook = nbformat.reads(json.dumps(read_script(script)), as_version=4)
+    notebook = nbformat.reads(json.dumps(unexecuted), as_version=4)
     client = NotebookClient(notebook, timeout=CELL_SECONDS, kernel_name="python3", coalesce_streams=True,
-                            resources={"metadata": {"path": str(script.parent)}})  # fmt: skip
+                            resources={"metadata": {"path": str(folder)}})  # fmt: skip
+    peak = None
+
+    def ask_peak(**_: Any) -> None:  # after each cell: the kernel is gone when the last one is done
+        nonlocal peak
+        peak = kernel_peak_bytes(client.km)
+
+    client.on_cell_executed = ask_peak
+    started = time.perf_counter()
     try:
         client.execute(env=os.environ | {"OMP_NUM_THREADS": "1"})
     except CellTimeoutError as error:
-        raise ValueError(f"{script.name}: a cell took longer than {CELL_SECONDS} seconds") from error
+        raise ValueError(f"{name}: a cell took longer than {CELL_SECONDS} seconds") from error
+    except DeadKernelError as error:
+        raise ValueError(f"{name}: its kernel died, perhaps for want of memory") from error
     except CellExecutionError as error:
         line = FAILED_LINE.search(COLOUR.sub("", error.traceback))
-        raise ValueError(f"{script.name}: {line[1] if line else '?'}: {error.ename} {error.evalue}".strip()) from error
-    path = script.with_suffix(".ipynb")
-    path.write_text(as_text(normalised(json.loads(nbformat.writes(notebook)))), encoding="utf-8")
-    return path
+        raise ValueError(f"{name}: {line[1] if line else '?'}: {error.ename} {error.evalue}".strip()) from error
+    seconds = time.perf_counter() - started
+    return Executed(normalised(json.loads(nbformat.writes(notebook))), seconds, peak)
+
+
+def kernel_peak_bytes(manager: Any) -> int | None:
+    """Largest resident size of a running kernel so far, from its manager; None where the system does not tell."""
+    return peak_bytes_of(manager.provisioner.pid)
 
 
 def as_text(notebook: Notebook) -> str:

@@ -59,14 +59,16 @@ def explore_pool(
     """
     widgets = require_widgets()
     ranges = _ranges(model, ids.shape[-1])
-    values = {"query": ids.shape[-1] - 1, "layer": _pool_layers(model)[0].layer, **start}
-    unknown = sorted(set(values) - {*ranges, "layer"})
+    sizes = {"candidate_topk_blocks": model.config.candidate_topk_blocks, "index_topk": model.config.index_topk}
+    first = {"query": ids.shape[-1] - 1, **sizes, "layer": _pool_layers(model)[0].layer}
+    unknown = sorted(set(start) - set(first))
     if unknown:
-        raise ValueError(f"no control is called {unknown[0]!r}: they are {', '.join(ranges)}, layer")
+        raise ValueError(f"no control is called {unknown[0]!r}: they are {', '.join(first)}")
+    values = {**first, **start}
     look = {"style": {"description_width": "initial"}, "layout": {"width": "60%"}}
     controls = {}
     for control, (low, high) in ranges.items():
-        value = values.get(control, getattr(model.config, control, None))
+        value = values[control]
         if not low <= value <= high:
             raise ValueError(f"{control}={value} is outside {low}..{high}")
         # A run per picture: drawn when the slider is let go, not on the way.

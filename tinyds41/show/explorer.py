@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-DPI = 100
+DPI = 120
 
 
 def require_widgets() -> ModuleType:
@@ -39,7 +39,9 @@ def explorer(view: Callable[..., Axes | str], controls: Mapping[str, Any]) -> An
     Raises: ImportError without ipywidgets; whatever else `view` raises for the first values.
     """
     widgets = require_widgets()
-    picture, text = widgets.Image(format="png"), widgets.HTML()
+    # A box would stretch the picture to its own width.
+    picture = widgets.Image(format="png", layout={"align_self": "flex-start", "max_width": "100%"})
+    text = widgets.HTML()
 
     def show(_: Any = None) -> None:
         values = {name: control.value for name, control in controls.items()}
@@ -58,7 +60,8 @@ def explorer(view: Callable[..., Axes | str], controls: Mapping[str, Any]) -> An
     for control in controls.values():
         control.observe(show, names="value")
     show()
-    return widgets.VBox([*controls.values(), picture, text])
+    rows = widgets.Box(list(controls.values()), layout={"flex_flow": "row wrap"})
+    return widgets.VBox([rows, picture, text])
 
 
 def as_png(ax: Axes) -> bytes:

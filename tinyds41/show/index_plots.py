@@ -47,7 +47,7 @@ def plot_candidates(
     boxed = {"facecolor": palette.paper, "edgecolor": "none", "pad": 1}  # readable where a bar passes behind
     for place, text in (marked or {}).items():
         ax.axvline(place + 0.5, color=palette.purple, linestyle="--", linewidth=0.8, zorder=2)
-        ax.annotate(text, (place + 0.5, 0.9), xycoords=("data", "axes fraction"), xytext=(4, 0), va="center",
+        ax.annotate(text, (place + 0.5, 0.9), xycoords=("data", "axes fraction"), xytext=(7, 0), va="center",
                     textcoords="offset points", color=palette.purple, bbox=boxed)  # fmt: skip
     name_kinds(ax, _kinds(blocks, len(chosen), looks, palette.ink))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))

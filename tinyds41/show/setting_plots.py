@@ -86,7 +86,7 @@ def plot_quality_by_setting(
     ax.set_xticks(settings, [f"{value:,}" for value in settings])
     ax.xaxis.set_minor_locator(NullLocator())
     ax.set(xlabel=f"{setting} while evaluating (log scale)", ylabel=ylabel)
-    ax.set_title(f"{' and '.join(values)} of {model} against {setting}", pad=2.2 * style.font)
+    ax.set_title(f"{setting} of {model}, changed after training", pad=2.2 * style.font)
     return ax
 
 

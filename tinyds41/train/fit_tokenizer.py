@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tinyds41.tokenizer import FILE_NAME, Tokenizer
 from tinyds41.train.corpus import MANIFEST, data_folder, documents
@@ -34,21 +35,26 @@ def bytes_per_token(tokenizer: Tokenizer, name: str, split: str = "held_out") ->
     return sum(len(text.encode()) for text in texts) / n_tokens
 
 
-def enter_in_manifest(file: Path, description: str) -> None:
-    """Replace the tokenizer's entry in the manifest beside `file`."""
-    path = file.with_name(MANIFEST)
+def enter_in_manifest(folder: Path, files: Sequence[Path], description: str) -> None:
+    """Replace the entries of files that were made here in the manifest of a data folder."""
+    path = folder / MANIFEST
     content = json.loads(path.read_text("utf-8"))
+    made = [_entry(folder, file, description) for file in files]
+    names = {entry["file"] for entry in made}
+    content["files"] = [other for other in content["files"] if other["file"] not in names] + made
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _entry(folder: Path, file: Path, description: str) -> dict[str, Any]:
     data = file.read_bytes()
-    entry = {
-        "file": file.name,
+    return {
+        "file": file.relative_to(folder).as_posix(),
         "bytes": len(data),
         "sha256": hashlib.sha256(data).hexdigest(),
         "source": description,
         "licence": "MIT, as tinyds41",
         "cut": [],
     }
-    content["files"] = [other for other in content["files"] if other["file"] != file.name] + [entry]
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -67,7 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"wrote {file}")
         if file.resolve().parent == data_folder():
             trained_on = ", ".join(options.text)
-            enter_in_manifest(file, f"tinyds41.train.fit_tokenizer, {tokenizer.vocab_size} entries, from {trained_on}")
+            description = f"tinyds41.train.fit_tokenizer, {tokenizer.vocab_size} entries, from {trained_on}"
+            enter_in_manifest(data_folder(), [file.resolve()], description)
 
 
 if __name__ == "__main__":

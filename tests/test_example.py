@@ -1,0 +1,161 @@
+"""The shipped example: small, as its manifest says, loads with its tokenizer, and has learned to read plays."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+import tinyds41 as ds
+from tinyds41.train import corpus, examples, make_example
+from tinyds41.train.corpus import Corpus, data_folder, documents, manifest, verify
+from tinyds41.train.examples import EXAMPLES, RECORD, command, example_folder
+from tinyds41.train.fit_tokenizer import TRAINED_ON
+from tinyds41.train.trainer import History
+
+MOST_BYTES = 4_000_000
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.set_num_threads(1)
+    return ds.example("text")
+
+
+def record():
+    return json.loads((example_folder("text") / RECORD).read_text("utf-8"))
+
+
+def test_it_loads_with_its_tokenizer_and_can_be_trained_on(model):
+    assert isinstance(model, ds.Model) and model.tokenizer is not None
+    assert model.config.vocab_size == model.tokenizer.vocab_size == 1024
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    logits = model(torch.tensor([model.tokenizer.encode("To be, or not to be")]))
+    assert logits.isfinite().all() and logits.requires_grad
+
+
+def test_it_writes_the_same_text_for_a_seed_and_another_for_another(model):
+    first, again, other = (ds.generate(model, "PROSPERO:\n", max_new_tokens=24, seed=seed) for seed in (1, 1, 2))
+    assert first == again != other and first.strip()
+
+
+def test_it_beats_counting_words_by_more_than_a_nat_on_a_play_it_never_saw(model):
+    training = Corpus.from_texts(model.tokenizer, [text for name in TRAINED_ON for text in documents(name)])
+    held_out = Corpus.from_texts(model.tokenizer, documents("plays", "held_out"))
+    found = ds.evaluate(model, held_out, train=training, max_tokens=2_000)
+    assert found.loss < found.unigram_loss - 1
+    # The record is of all 43,001 tokens, this of the first 2,048: other scenes differ by a few tenths.
+    assert found.loss == pytest.approx(record()["held_out"]["loss"], abs=0.4)
+
+
+def test_its_files_are_small_and_those_of_the_manifest():
+    verify()
+    listed = {name: entry for name, entry in manifest().items() if name.startswith("examples/text/")}
+    files = example_folder("text").iterdir()
+    found = {file.relative_to(data_folder()).as_posix(): file.stat().st_size for file in files}
+    assert {name: entry["bytes"] for name, entry in listed.items()} == found
+    assert sum(found.values()) <= MOST_BYTES
+
+
+def test_a_changed_weight_is_noticed_by_the_manifest(tmp_path):
+    folder = tmp_path / "data"
+    shutil.copytree(data_folder(), folder)
+    (shard,) = (folder / "examples" / "text").glob("*.safetensors")
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(ValueError, match=r"examples/text/model-00001-of-00001\.safetensors: expected sha256"):
+        verify(folder)
+
+
+def test_its_weights_are_in_the_released_formats():
+    (shard,) = example_folder("text").glob("*.safetensors")
+    with safe_open(shard, "pt") as file:
+        dtypes = {name: file.get_tensor(name).dtype for name in file.keys()}  # noqa: SIM118
+    assert dtypes["layers.2.attn.wq_a.weight"] == torch.float8_e4m3fn
+    assert dtypes["layers.2.ffn.experts.0.w1.weight"] == torch.int8
+    assert dtypes["embed.weight"] == dtypes["head.weight"] == torch.bfloat16
+    assert dtypes["layers.2.ffn.gate.weight"] == dtypes["norm.weight"] == torch.float32
+
+
+def test_its_record_holds_the_command_and_what_it_measured():
+    found = record()
+    assert found["command"] == command("text", found["steps"])
+    assert found["command"] == "python -m tinyds41.train.make_example text --steps 300 --out data/examples/text"
+    assert found["name"] == "text" and found["tokens"] == found["steps"] * 8 * 256 and found["date"] >= "2026-11-30"
+    held_out = found["held_out"]
+    assert abs(held_out["loss"] - held_out["loss_before_rounding"]) < 0.01  # what FP8 and FP4 weights cost
+    assert held_out["loss"] < held_out["unigram_loss"] - 1.5
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones():
+    with pytest.raises(ValueError, match="no example 'poems': the examples are text"):
+        ds.example("poems")
+
+
+def test_missing_files_are_named_with_what_makes_them(tmp_path, monkeypatch):
+    (tmp_path / "manifest.json").write_text("{}")
+    monkeypatch.setattr(examples, "data_folder", lambda: tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"'text' is not in .*examples/text: reinstall .*make_example text"):
+        ds.example("text")
+    shutil.copytree(data_folder() / "examples", tmp_path / "examples")
+    (shard,) = (tmp_path / "examples" / "text").glob("*.safetensors")
+    shard.unlink()
+    with pytest.raises(FileNotFoundError, match=r"model-00001-of-00001\.safetensors"):
+        ds.example("text")
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """A data folder of our own in which the command has made an example of two steps."""
+    folder = (tmp_path / "data").resolve()
+    shutil.copytree(data_folder(), folder)
+    for module in (corpus, examples, make_example):
+        monkeypatch.setattr(module, "data_folder", lambda: folder)
+    monkeypatch.setattr(make_example, "evaluate", quick(make_example.evaluate))
+    return folder
+
+
+def quick(evaluate):
+    return lambda *arguments, **options: evaluate(*arguments, **options | {"max_tokens": 500})
+
+
+def test_the_command_replaces_an_example_and_keeps_the_folder_verified(made, capsys):
+    out = made / "examples" / "text"
+    before = (out / RECORD).read_bytes()
+    make_example.main(["text", "--steps", "2", "--seed", "3", "--out", str(out)])
+    verify(made)
+    assert sum(file.stat().st_size for file in out.iterdir()) <= MOST_BYTES
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((out / RECORD).read_text()) != json.loads(before)
+    assert printed["steps"] == 2 and printed["command"].endswith(f"text --steps 2 --seed 3 --out {out.as_posix()}")
+    # The loss of what lies there, not of the model before it was rounded.
+    held_out = Corpus.from_texts(ds.example("text").tokenizer, documents("plays", "held_out"))
+    again = ds.evaluate(ds.example("text"), held_out, max_tokens=500).loss
+    assert printed["held_out"]["loss"] == pytest.approx(again, abs=6e-5)  # four decimals are kept
+    assert printed["held_out"]["loss"] != printed["held_out"]["loss_before_rounding"]
+
+
+def test_a_folder_with_something_else_is_refused_before_training(tmp_path):
+    (tmp_path / "note.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"holds note\.txt, which is no part of an example: nothing was trained"):
+        make_example.make("text", 1, tmp_path)
+
+
+def test_an_interrupted_training_stores_nothing(tmp_path, monkeypatch):
+    def interrupted(model, training, **options):
+        return History(losses=[1.0], interrupted=True)
+
+    monkeypatch.setattr(make_example, "train", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="after 1 of 9 steps"):
+        make_example.make("text", 9, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_example_is_documented_where_it_ships():
+    text = Path(data_folder() / "README.md").read_text("utf-8")
+    assert all(f"`examples/{name}/`" in text for name in EXAMPLES)

@@ -1,0 +1,46 @@
+"""Models that come with the package, trained by a recorded command: a lesson need not train its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tinyds41.checkpoint.layout import is_model_folder
+from tinyds41.checkpoint.read import load
+from tinyds41.model.transformer import Model
+from tinyds41.train.corpus import data_folder
+
+EXAMPLES = ("text",)
+FOLDER = "examples"  # inside the data folder
+RECORD = "example.json"  # beside the model's files: the command that made it, and what it measured
+
+
+def example(name: str) -> Model:
+    """A trained toy with its tokenizer: `example("text")` has read plays and jargon for some minutes.
+
+    Its weights are in the released FP8 and FP4 formats on disk, and float32 once loaded.
+    Raises: ValueError for an unknown name, naming those there are; FileNotFoundError when its files are not there.
+    """
+    return load(example_folder(name))
+
+
+def example_folder(name: str) -> Path:
+    """Where an example lies, in a wheel as in a checkout. Raises: as `example`."""
+    require_known(name)
+    folder = data_folder() / FOLDER / name
+    if not is_model_folder(folder):
+        raise FileNotFoundError(f"the example {name!r} is not in {folder}: reinstall tinyds41, or make it with "
+                                f"`{command(name)}`")  # fmt: skip
+    return folder
+
+
+def require_known(name: str) -> None:
+    """Raises: ValueError naming the examples there are."""
+    if name not in EXAMPLES:
+        raise ValueError(f"no example {name!r}: the examples are {', '.join(EXAMPLES)}")
+
+
+def command(name: str, steps: int = 300, seed: int = 0, out: Path | None = None) -> str:
+    """What makes an example, to be typed at the root of a checkout."""
+    chosen = f" --seed {seed}" if seed else ""
+    folder = Path("data", FOLDER, name) if out is None else out
+    return f"python -m tinyds41.train.make_example {name} --steps {steps}{chosen} --out {folder.as_posix()}"

@@ -1,0 +1,101 @@
+"""Trains a shipped example on one thread and stores it in the released formats, with a record of how it was made.
+
+    python -m tinyds41.train.make_example text --steps 300 --out data/examples/text
+
+The record holds the held-out loss before and after the weights were rounded to FP8 and FP4. Inside the shipped data
+folder the checksums of the manifest follow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import datetime
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tinyds41.checkpoint.layout import is_model_file
+from tinyds41.checkpoint.read import load
+from tinyds41.checkpoint.write import save
+from tinyds41.config import Config
+from tinyds41.model.transformer import Model
+from tinyds41.tokenizer import Tokenizer
+from tinyds41.train.corpus import Corpus, data_folder, documents
+from tinyds41.train.evaluate import evaluate
+from tinyds41.train.examples import EXAMPLES, RECORD, command
+from tinyds41.train.fit_tokenizer import TRAINED_ON, enter_in_manifest
+from tinyds41.train.trainer import train
+
+HELD_OUT = "plays"
+STEPS = 300
+
+
+def make(name: str, steps: int, out: Path, *, seed: int = 0, max_tokens: int | None = None) -> dict[str, Any]:
+    """Trains, saves, evaluates what was saved, and returns the record that now lies beside it.
+
+    max_tokens: of the held-out text that are predicted; all by default.
+    Raises: FileExistsError before any training when the folder holds what no example has.
+    """
+    require_free(out)
+    tokenizer = Tokenizer.load(data_folder())
+    training = Corpus.from_texts(tokenizer, [text for source in TRAINED_ON for text in documents(source)])
+    held_out = Corpus.from_texts(tokenizer, documents(HELD_OUT, "held_out"))
+    config = Config.preset("toy", engram_compressed_vocab_size=tokenizer.compressed_vocab_size)
+    model = Model(config, tokenizer=tokenizer, seed=seed)
+    history = train(model, training, steps=steps, seed=seed)
+    if history.interrupted:
+        raise KeyboardInterrupt(f"after {history.step} of {steps} steps: {out} is as it was")
+    before = evaluate(model, held_out, train=training, max_tokens=max_tokens)
+    store(model, out)
+    after = evaluate(load(out), held_out, max_tokens=max_tokens)
+    record = {
+        "name": name, "command": command(name, steps, seed, out), "date": datetime.date.today().isoformat(),
+        "trained_on": list(TRAINED_ON), "steps": history.step, "tokens": history.step * history.tokens_per_step,
+        "threads": torch.get_num_threads(), "torch": torch.__version__,
+        "held_out": {"text": HELD_OUT, "tokens": after.n_tokens, "loss": round(after.loss, 4),
+                     "loss_before_rounding": round(before.loss, 4), "unigram_loss": round(before.unigram_loss or 0, 4)},
+    }  # fmt: skip
+    (out / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return record
+
+
+def require_free(out: Path) -> None:
+    """Raises: FileExistsError naming a file that is part of no example."""
+    foreign = [file.name for file in sorted(out.glob("*")) if file.name != RECORD and not is_model_file(file.name)]
+    if foreign:
+        raise FileExistsError(f"{out} holds {foreign[0]}, which is no part of an example: nothing was trained")
+
+
+def store(model: Model, out: Path) -> None:
+    """Saves a model in the released formats, embedding and head in bfloat16: in float32 they are a quarter of it all.
+
+    Everything else that is not quantised, such as gates, stays in float32: their choices are fragile.
+    """
+    model = copy.deepcopy(model)
+    for table in (model.embed, model.head):
+        table.to(torch.bfloat16)
+    (out / RECORD).unlink(missing_ok=True)  # `save` refuses a folder with anything that it does not know
+    save(model, out, quantize=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tinyds41.train.make_example",
+                                     description="Train a shipped example on one thread.")  # fmt: skip
+    parser.add_argument("name", choices=EXAMPLES)
+    parser.add_argument("--steps", type=int, default=STEPS, help="of 8 x 256 tokens (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the model and its record")
+    args = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    record = make(args.name, args.steps, args.out, seed=args.seed)
+    print(json.dumps(record, indent=1))
+    if data_folder() in args.out.resolve().parents:
+        enter_in_manifest(data_folder(), sorted(args.out.resolve().iterdir()), record["command"])
+
+
+if __name__ == "__main__":
+    main()
