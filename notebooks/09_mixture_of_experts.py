@@ -255,24 +255,24 @@ ax = plot_expert_load(expert_loads(watch(balanced), toy), model="the toy with th
 # balance.
 
 # %%
-second = {"without the rule": teach(toy, 1, 0)[0], "with the rule": teach(toy, 1, RATE)[0]}
-only_two = teach(toy.replace(n_routed_experts=2), 0, 0)[0]
-losses = {"without the rule": (loss(without), loss(second["without the rule"])),
-          "with the rule": (loss(balanced), loss(second["with the rule"]))}  # fmt: skip
-for name, (first, other) in losses.items():
-    print(f"16 experts, {name:17} seed 0 {first:.3f}, seed 1 {other:.3f}")
-print(f"2 experts, no choice:         seed 0 {loss(only_two):.3f}")
-gaps = [first - other for first, other in zip(losses["without the rule"], losses["with the rule"], strict=True)]
-print(f"without minus with: {gaps[0]:+.3f}, {gaps[1]:+.3f}")
-assert all(abs(gap) < 0.2 for gap in gaps) and loss(only_two) < losses["with the rule"][0] + 0.1
-assert max(map(abs, gaps)) < abs(losses["without the rule"][0] - losses["without the rule"][1])
+few = toy.replace(n_routed_experts=2)
+losses = {"without the rule": (loss(without), loss(teach(toy, 1, 0)[0])),
+          "with the rule": (loss(balanced), loss(teach(toy, 1, RATE)[0])),
+          "two experts": tuple(loss(teach(few, seed, 0)[0]) for seed in (0, 1))}  # fmt: skip
+for name, by_seed in losses.items():
+    print(f"{name:17} seed 0 {by_seed[0]:.3f}, seed 1 {by_seed[1]:.3f}")
+for name in ("without the rule", "two experts"):
+    gaps = [mine - ruled for mine, ruled in zip(losses[name], losses["with the rule"], strict=True)]
+    print(f"{name:17} minus with the rule: {gaps[0]:+.3f}, {gaps[1]:+.3f}")
+    assert all(abs(gap) < 0.25 for gap in gaps)
 
 # %% [markdown]
-# **The surprise.** Most experts idle, and the loss hardly tells: the seeds differ by more than the rules do, and two
-# seeds cannot say which rule is better.
+# **The surprise.** Most experts idle, and the loss hardly tells. With 16 experts, another seed moves it more than the
+# rule does, and two seeds cannot say which is better.
 #
-# The toy with two experts suggests why: it is about as good as 16 in balance. After so few tokens the other 14 add
-# nothing that the loss would show, so a collapse to few takes little away.
+# Nor can they say that 16 experts beat two: with one seed they do, with the other they do not. After so few tokens the
+# other 14 bring nothing that stands out from the seeds. That would explain why losing them to collapse costs little; it
+# does not prove it.
 
 # %%
 read = STEPS * common["batch_size"] * common["length"]
@@ -560,7 +560,7 @@ assert refuses(check_moved, lambda bias, loads, rate: stepped(bias, loads, -rate
 #
 # - A token visits 6 of 384 routed experts and the shared one. They are chosen with a bias and weighed without it.
 # - The rule moves a bias by a fixed step against the load. Without it few experts did most of the work; the toy's loss
-#   hardly told, and a toy with two experts was about as good.
+#   hardly told. Nor did two seeds show that 16 experts beat two.
 # - Balance decides how long processors wait for the busiest.
 # - The toy's experts follow the token, not the kind of text.
 
@@ -572,6 +572,6 @@ assert refuses(check_moved, lambda bias, loads, rate: stepped(bias, loads, -rate
 #
 # 1. 骨干网络有 552B 参数，其中 98.6% 是路由专家；每个词元只用到 16.13B。
 # 2. 选专家时加上偏置，算权重时不加；均衡规则每步只把偏置移动一个固定的小量。
-# 3. 不用均衡规则，少数专家几乎包办一切；玩具模型的损失却几乎不变，只有两个专家的模型也差不多一样好。
+# 3. 不用均衡规则，少数专家几乎包办一切；玩具模型的损失却几乎不变，两个种子也看不出十六个专家比两个好。
 # 4. 均衡首先是为了硬件：一层的时间由最忙的专家决定。
 # 5. 这里的专家按词元分工，而不是按文本种类；训练后让每个词元访问更多专家，损失反而上升。
