@@ -152,12 +152,14 @@ def train(
             save_snapshot(folder, model, optimizer, record)
 
     first, saved_at = history.step, -1
-    bar = tqdm(total=config.steps, initial=first, disable=not progress, unit="step")
+    # Once a second: a notebook's bar sends messages, and a cell that sends a thousand unread loses the last ones.
+    bar = tqdm(total=config.steps, initial=first, disable=not progress, unit="step", mininterval=1.0)
     with bar, _interrupt_as_flag() as interrupt:
         for step in range(first, config.steps):
             _step(model, corpus, optimizer, config, history, step)
             bar.update()
-            bar.set_postfix(loss=f"{history.losses[-1]:.3f}", indexer=f"{history.indexer_losses[-1]:.3f}")
+            bar.set_postfix(loss=f"{history.losses[-1]:.3f}", indexer=f"{history.indexer_losses[-1]:.3f}",
+                            refresh=False)  # fmt: skip
             history.interrupted = interrupt.requested
             if interrupt.requested or (config.snapshot_every and (step + 1) % config.snapshot_every == 0):
                 save()
