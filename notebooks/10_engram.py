@@ -357,7 +357,7 @@ assert len(at_name[:, -3:].unique(dim=0)) == 512
 # toys with a usual table, and toys with one *frozen* at its first random numbers: it can store nothing.
 #
 # The knob is `engram_vocab_size`, the least number of rows in a column, from 256 down to four, where dozens of names
-# share each row. Draw both curves. (For speed: two layers with windows, names only, 80 steps.)
+# share each row. Draw both curves. (For speed: two layers with windows, names only, 64 steps.)
 
 # %%
 names_only = Facts(n_names=512, n_facts=0, n_mentions=5)
@@ -369,12 +369,13 @@ def taught(rows, frozen=False, **changes):
     small = ds.Model(facts_config(names_only, rows=rows, **windows, **changes), seed=0)
     if frozen:
         small.layers[1].engram.embed.weight.requires_grad_(False)
-    ds.train(small, names_only, steps=80, batch_size=32, length=names_only.shortest, learning_rate=4e-3, seed=0)
+    ds.train(small, names_only, steps=64, batch_size=32, length=names_only.shortest, learning_rate=4e-3, seed=0)
     return share(recall(small, names_only).names)
 
 
 sizes = (4, 16, 64, 256)
 none = taught(4, engram_layer_ids=())
+print(f"no table: {none:.3f}")
 trained, random = ({rows: taught(rows, frozen) for rows in sizes} for frozen in (False, True))
 
 # %%
@@ -388,7 +389,7 @@ for rows in sizes:
 curves = [Curve("trained table", trained), Curve("frozen table", random, kind=2, look=2)]
 ax = plot_accuracy(curves, setting="engram_vocab_size, each toy trained with its own", model="small toys, names",
                    baselines={"no table": none, "blind guess": 1 / 16}, log=True)
-assert trained[4] > 0.5 and random[4] > none + 0.1 and trained[256] > random[256] + 0.15
+assert min(trained[4], random[4]) > none + 0.1 and trained[256] > random[256] + 0.15
 assert trained[4] < trained[64] < trained[256]
 assert trained[4] - random[4] < trained[256] - random[256]
 
@@ -397,7 +398,7 @@ assert trained[4] - random[4] < trained[256] - random[256]
 # names faster than from letters.
 #
 # What *training the rows* adds is the gap between the curves. It opens as fewer names share a row: only a row that
-# serves few can be fitted to them. But even where dozens collide in every row, more than half of the names are right.
+# serves few can be fitted to them. But even where dozens collide in every row, more names are right than without a table.
 #
 # What the plot does not show: longer training, a larger book, another seed. On a finer scale neighbours
 # can change places.
