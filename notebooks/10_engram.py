@@ -398,7 +398,8 @@ assert trained[4] - random[4] < trained[256] - random[256]
 # names faster than from letters.
 #
 # What *training the rows* adds is the gap between the curves. It opens as fewer names share a row: only a row that
-# serves few can be fitted to them. But even where dozens collide in every row, more names are right than without a table.
+# serves few can be fitted to them. But even where dozens collide in every row, more names are right than without a
+# table.
 #
 # What the plot does not show: longer training, a larger book, another seed. On a finer scale neighbours
 # can change places.
