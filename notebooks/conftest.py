@@ -21,9 +21,9 @@ def pytest_ignore_collect(collection_path, config):
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item):
     """What the kernel held so far goes into the cell's report: the last cell's teardown ends the kernel."""
-    kernel = getattr(item.parent, "kernel", None)
-    if kernel is not None:
-        item.user_properties.append((PEAK, kernel_peak_bytes(kernel.km)))
+    manager = getattr(getattr(item.parent, "kernel", None), "km", None)
+    if manager is not None:  # a kernel that nbval has given up has none
+        item.user_properties.append((PEAK, kernel_peak_bytes(manager)))
 
 
 def pytest_terminal_summary(terminalreporter):

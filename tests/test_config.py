@@ -409,3 +409,15 @@ def test_engram_tables_have_as_many_rows_as_their_primes_say(name):
 
 def test_the_released_tables_have_the_published_rows():
     assert Config.preset("flash").engram_num_embeddings == (384_006_168, 384_016_682)
+
+
+@pytest.mark.parametrize(("field", "value", "message"), [
+    ("index_topk", 10**20, f"index_topk={10**20} is beyond what a tensor can have"),
+    ("max_position_embeddings", 2**31, f"max_position_embeddings={2**31} is beyond"),
+    ("initializer_range", 1e39, r"initializer_range=1e\+39 is beyond"),
+    ("initializer_range", 1.5, r"initializer_range=1\.5: a standard deviation of at most 1"),
+    ("initializer_range", 0, "initializer_range=0: a positive number"),
+])  # fmt: skip
+def test_sizes_beyond_reason_are_refused(field, value, message):
+    with pytest.raises(ValueError, match=message):
+        NANO.replace(**{field: value})

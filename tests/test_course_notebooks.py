@@ -166,6 +166,19 @@ def test_a_notebook_that_is_stale_or_unclean_is_refused(lesson, edit, message):
     assert changed(edit) == [message]
 
 
+@pytest.mark.parametrize("cell", [{}, 1, {"cell_type": "code", "metadata": {}}])
+def test_what_is_no_cell_is_refused(tmp_path, cell):
+    (tmp_path / "odd.ipynb").write_text(json.dumps({"cells": [cell]}))
+    with pytest.raises(ValueError, match=r"odd\.ipynb is not a notebook: cell 0 lacks its type, source or metadata"):
+        notebooks.read_notebook(tmp_path / "odd.ipynb")
+
+
+def test_a_kernel_that_dies_is_named(tmp_path):
+    (tmp_path / "dies.py").write_text("# %%\nimport os\nos._exit(3)\n")
+    with pytest.raises(ValueError, match=r"dies.*: its kernel died"):
+        notebooks.run(tmp_path / "dies.py")
+
+
 def cells_of(*code, text="# Why?"):
     """An executed notebook of these code cells, in memory."""
     cells = [{"cell_type": "markdown", "source": text, "metadata": {}}]

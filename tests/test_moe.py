@@ -213,3 +213,12 @@ def test_inputs_of_another_width_are_refused():
         Expert(SMALL)(torch.zeros(1, 3))
     with pytest.raises(ValueError, match=r"expected \[\.\.\., 32\], got \(1, 2, 3\)"):
         MoE(NANO, 0, Ops.plain())(torch.zeros(1, 2, 3), context(NANO, 2))
+
+
+def test_gradients_flow_outside_an_autocast_block():
+    """Forward in bfloat16 under autocast, backward behind it, as torch documents it."""
+    x, *weights = (torch.randn(shape, requires_grad=True) for shape in ((3, 8), (6, 8), (8, 6), (6, 8)))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = swiglu(x, *weights, 10.0).float().sum()
+    loss.backward()
+    assert all(leaf.grad is not None and leaf.grad.isfinite().all() for leaf in (x, *weights))

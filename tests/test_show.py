@@ -20,7 +20,7 @@ from tinyds41.model.transformer import Model
 from tinyds41.show.cost_plots import kv_rows, plot_decode_work, plot_kv_bytes, plot_parameters, tokens
 from tinyds41.show.observations import LOAD_NAMES, SELECTION_NAMES, ExpertLoad, Span, expert_loads, selection_spans
 from tinyds41.show.plan_plot import plot_layer_plan
-from tinyds41.show.run_plots import LossPoint, plot_expert_load, plot_loss, plot_selection
+from tinyds41.show.run_plots import LossPoint, plot_curves, plot_expert_load, plot_loss, plot_selection
 from tinyds41.show.save import save_figure
 from tinyds41.show.style import PALETTES, Style, label_right, new_axes
 from tinyds41.trace import Trace
@@ -61,10 +61,12 @@ def figures(run):
         "selection": lambda **style: plot_selection(spans, model="nano", **style),
         "load": lambda **style: plot_expert_load(loads, model="nano", **style),
         "loss": lambda **style: plot_loss(LOSSES, model="nano", vocab_size=64, **style),
+        "curves": lambda **style: plot_curves(CURVES, xlabel="step", ylabel="busiest", model="nano", **style),
     }
 
 
-NAMES = ("plan", "kv", "parameters", "work", "selection", "load", "loss")
+NAMES = ("plan", "kv", "parameters", "work", "selection", "load", "loss", "curves")
+CURVES = {"without": {0: 1.5, 10: 3.0}, "with": {0: 1.5, 10: 1.25}}
 
 
 # ---------------------------------------------------------------------------------------------- every plot
@@ -126,6 +128,7 @@ def test_an_unknown_style_names_the_known():
 
 @pytest.mark.parametrize("draw", [lambda: plot_loss([], model="x"), lambda: plot_selection([], model="x"),
                                   lambda: plot_expert_load([], model="x"), lambda: plot_kv_bytes({}),
+                                  lambda: plot_curves({"a": {}}, xlabel="x", ylabel="y", model="x"),
                                   lambda: plot_decode_work({"raw": []}, model="x")])  # fmt: skip
 def test_a_plot_without_data_says_what_is_missing(draw):
     with pytest.raises(ValueError, match="nothing to plot: no "):
@@ -178,6 +181,16 @@ def test_expert_load_is_relative_to_an_even_share():
     ax = plot_expert_load([ExpertLoad(0, 0, 30), ExpertLoad(0, 1, 10)], model="two experts")
     assert ax.images[0].get_array().tolist() == [[1.5, 0.5]]
     assert texts(ax) == ["1.5", "0.5"] and "busiest 1.5, idlest 0.5" in ax.get_title(loc="left")
+
+
+def test_curves_are_in_order_and_named_with_their_last_value():
+    """A curve whose steps come unordered; the first is the dashed orange one, the baseline stands apart from both."""
+    ax = plot_curves({**CURVES, "with": {10: 1.25, 0: 1.5}}, xlabel="step", ylabel="busiest", model="nano",
+                     baseline=(1, "even"))  # fmt: skip
+    first, second, even = ax.lines
+    assert second.get_xdata().tolist() == [0, 10] and second.get_ydata().tolist() == [1.5, 1.25]
+    assert (first.get_color(), first.get_linestyle()) == (PALETTES["light"].orange, "--")
+    assert set(even.get_ydata()) == {1} and set(texts(ax)) == {"without 3.00", "with 1.25", "even"}
 
 
 def test_loss_has_the_uniform_guess_as_baseline(figures):

@@ -135,6 +135,15 @@ def test_components_of_two_models_are_refused_and_absent_ones_not_named():
     assert not any("index" in text for text in texts(plot_work_by_component(v3)))
 
 
+def test_the_meaning_shown_is_that_of_the_model():
+    """V3.2 scores its index in FP8, the others in FP4."""
+    v32 = generation("V3.2").decode_cost().curve([4096, 2**20], "weighted")
+    assert v32[0].meaning in plot_work_by_component(v32).get_xlabel()
+    flash = FLASH_COST.curve([4096], "weighted")
+    assert "FP4 0.25 (index scores)" in plot_work_by_component(flash).get_xlabel()
+    assert v32[0].meaning != flash[0].meaning
+
+
 def test_flops_on_an_axis():
     assert [flops(n) for n in (1e9, 2.5e12, 3e15, 57.49e9)] == ["1G", "2.5T", "3P", "57.49G"]
 

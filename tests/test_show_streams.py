@@ -54,6 +54,15 @@ def test_a_mean_leaves_padding_out(run):
     assert [sum(target) for target in zip(*everyone.comb, strict=True)] == pytest.approx([1] * 4, abs=1e-5)
 
 
+@pytest.mark.parametrize(("alive", "message"), [
+    (torch.ones(2, 21, dtype=torch.int64), r"alive is torch\.int64 with 42 tokens"),
+    (torch.zeros(2, 21, dtype=torch.bool), r"alive is torch\.bool with 0 tokens"),
+])  # fmt: skip
+def test_a_mask_that_is_none_is_refused(run, alive, message):
+    with pytest.raises(ValueError, match=message):
+        stream_mixes(run, NANO, [3], alive=alive)
+
+
 def test_mixes_that_the_trace_lacks_are_refused(run):
     with pytest.raises(ValueError, match=r"query=21 is not in the trace, which holds 21 queries"):
         stream_mixes(run, NANO, query=21)

@@ -116,3 +116,8 @@ def test_a_model_of_windows_alone_has_neither_choice_nor_pool():
                            candidate_source_layer_id=None)  # fmt: skip
     found = answers(Model(config, seed=0), TASK, length=24, n_rows=2)
     assert found.chosen == {} and found.pooled is None
+
+
+def test_answers_to_nothing_are_refused():
+    with pytest.raises(ValueError, match="n_rows=0: at least one row"):
+        answers(Model(needle_config(TASK), seed=0), TASK, length=24, n_rows=0)

@@ -97,6 +97,14 @@ def test_gate_biases_move_by_the_load():
     assert bias.abs().max() == pytest.approx(0.001) and bias.any()
 
 
+def test_the_bias_rate_is_how_far_a_step_moves_a_gate_and_0_leaves_it():
+    for rate in (0, 0.03):
+        model = nano()
+        train(model, text(), QUICK, steps=1, bias_rate=rate, progress=False)
+        # One step of 0.03 in fp32.
+        assert model.get_parameter("layers.3.ffn.gate.bias").abs().max().item() == pytest.approx(rate, rel=1e-6)
+
+
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     whole, halves = nano(), nano()
     expected = train(whole, text(), QUICK, progress=False)
@@ -179,8 +187,10 @@ def test_a_train_config_survives_json(tmp_path):
         TrainConfig.from_json(tmp_path / "train.json")
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("steps", 0), ("length", 0), ("learning_rate", float("nan")), ("clip", 0.0), ("warmup", -1)])
+@pytest.mark.parametrize(("field", "value"), [
+    ("steps", 0), ("length", 0), ("learning_rate", float("nan")), ("clip", 0.0), ("warmup", -1), ("bias_rate", -0.1),
+    ("bias_rate", float("nan")), ("balance_weight", float("inf")),
+])  # fmt: skip
 def test_a_bad_train_config_names_the_field(field, value):
     with pytest.raises(ValueError, match=f"{field}={value}"):
         TrainConfig(**{field: value})

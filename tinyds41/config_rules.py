@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 MHC_MODES = ("single_pass", "multi_pass", "residual")
 
+LARGEST = 2**31 - 1
 _POSITIVE = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "qk_rope_head_dim",
     "q_lora_rank", "o_groups", "o_lora_rank", "sliding_window", "index_n_heads", "index_head_dim", "index_topk",
@@ -92,6 +93,11 @@ def _check_at_most(config: Config, name: str, limit: str) -> None:
 
 def _check_sizes(config: Config) -> None:
     _check_positive(config, _POSITIVE)
+    for name in _POSITIVE:
+        if getattr(config, name) > LARGEST:
+            raise ValueError(f"{name}={getattr(config, name)} is beyond what a tensor can have: at most {LARGEST}")
+    if config.initializer_range > 1:
+        raise ValueError(f"initializer_range={config.initializer_range}: a standard deviation of at most 1 is needed")
     _check_at_most(config, "num_experts_per_tok", "n_routed_experts")
     for name, only in _ONLY.items():
         if getattr(config, name) != only:

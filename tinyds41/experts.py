@@ -84,10 +84,11 @@ class _SwiGLU(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple:
         x, w1, w2, w3, gate, up = ctx.saved_tensors
+        grad = grads[0].to(x.dtype)  # under autocast it is narrower than what was saved
         share = gate.sigmoid()
         silu = gate * share
-        to_w2 = grads[0].mT @ (silu * up).to(x.dtype)
-        to_hidden = at_least_fp32(grads[0] @ w2)
+        to_w2 = grad.mT @ (silu * up).to(x.dtype)
+        to_hidden = at_least_fp32(grad @ w2)
         # silu'(a) = s + a s (1 - s), s = sigmoid(a); where a clamp holds the value, nothing flows.
         slope = torch.addcmul(share, silu, 1 - share).mul_(gate < ctx.limit)
         to_gate = slope.mul_(to_hidden).mul_(up).to(x.dtype)

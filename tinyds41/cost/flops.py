@@ -67,6 +67,7 @@ class DecodeWork:
     index_full: float
     index_pool: float
     attention: float
+    meaning: str = ACCOUNTINGS["raw"].meaning  # of the accounting, for this model
 
     @property
     def total(self) -> float:
@@ -90,7 +91,7 @@ class DecodeCurve:
         rates, raw = known_accounting(accounting, self.rates), self.raw(context)
         return replace(
             raw, accounting=accounting, linear=rates.linear * raw.linear, attention=rates.attention * raw.attention,
-            index_full=rates.index * raw.index_full, index_pool=rates.index * raw.index_pool,
+            index_full=rates.index * raw.index_full, index_pool=rates.index * raw.index_pool, meaning=rates.meaning,
         )  # fmt: skip
 
     def curve(self, contexts: Iterable[int], accounting: str = "raw") -> list[DecodeWork]:

@@ -76,6 +76,9 @@ def read_notebook(path: Path) -> Notebook:
         raise ValueError(f"{path} is not a notebook: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("cells"), list):
         raise ValueError(f"{path} is not a notebook: it has no list of cells")
+    for number, cell in enumerate(content["cells"]):
+        if not isinstance(cell, dict) or not {"cell_type", "source", "metadata"} <= set(cell):
+            raise ValueError(f"{path} is not a notebook: cell {number} lacks its type, source or metadata")
     return content
 
 
@@ -103,7 +106,7 @@ def execute(unexecuted: Notebook, name: str, folder: Path) -> Executed:
     """
     import nbformat
     from nbclient import NotebookClient
-    from nbclient.exceptions import CellExecutionError, CellTimeoutError
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
     notebook = nbformat.reads(json.dumps(unexecuted), as_version=4)
     client = NotebookClient(notebook, timeout=CELL_SECONDS, kernel_name="python3", coalesce_streams=True,
@@ -120,6 +123,8 @@ def execute(unexecuted: Notebook, name: str, folder: Path) -> Executed:
         client.execute(env=os.environ | {"OMP_NUM_THREADS": "1"})
     except CellTimeoutError as error:
         raise ValueError(f"{name}: a cell took longer than {CELL_SECONDS} seconds") from error
+    except DeadKernelError as error:
+        raise ValueError(f"{name}: its kernel died, perhaps for want of memory") from error
     except CellExecutionError as error:
         line = FAILED_LINE.search(COLOUR.sub("", error.traceback))
         raise ValueError(f"{name}: {line[1] if line else '?'}: {error.ename} {error.evalue}".strip()) from error

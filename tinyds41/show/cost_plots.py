@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from tinyds41.cost.flops import ACCOUNTINGS, DecodeWork
+from tinyds41.cost.flops import DecodeWork
 from tinyds41.cost.kv_bytes import KVBytes
 from tinyds41.cost.parameters import Parameters, short
 from tinyds41.show.style import Style, label_right, new_axes, require_data, styled
@@ -124,7 +124,7 @@ def plot_decode_work(
         ax.axhline(totals[0], color=style.palette.muted, linestyle="--", linewidth=0.6)
     contexts = [row.context for rows in curves.values() for row in rows]
     ax.set_xscale("log", base=2)
-    meanings = "".join(f"\n{name}: {ACCOUNTINGS[name].meaning}" for name in curves)
+    meanings = "".join(f"\n{name}: {rows[0].meaning}" for name, rows in curves.items())
     ax.set(ylim=(0, 1.1 * max(row.total for rows in curves.values() for row in rows)),
            xlim=(min(contexts), max(contexts)), xlabel=f"context, tokens (log scale){meanings}",
            ylabel="FLOPs per generated token")  # fmt: skip

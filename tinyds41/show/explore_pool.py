@@ -64,7 +64,7 @@ def explore_pool(
     unknown = sorted(set(start) - set(first))
     if unknown:
         raise ValueError(f"no control is called {unknown[0]!r}: they are {', '.join(first)}")
-    values = first | start
+    values = {**first, **start}
     look = {"style": {"description_width": "initial"}, "layout": {"width": "60%"}}
     controls = {}
     for control, (low, high) in ranges.items():

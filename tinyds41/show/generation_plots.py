@@ -174,7 +174,7 @@ def plot_work_by_component(style: Style, rows: Sequence[DecodeWork], *, ax: Axes
     name_kinds(ax, [(looks[component][0], COMPONENTS[component]) for component in drawn])
     _label_shares(ax, rows[-1], drawn, palette.ink)
     ax.yaxis.set_major_formatter(FuncFormatter(flops))
-    ax.set(xlabel=f"context, tokens\n{accounting}: {ACCOUNTINGS[accounting].meaning}",
+    ax.set(xlabel=f"context, tokens\n{accounting}: {rows[0].meaning}",
            ylabel="FLOPs per generated token")  # fmt: skip
     ax.set_title(f"Decode work of {model} by component, accounting “{accounting}”", pad=2.2 * style.font)
     return ax

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,7 +85,8 @@ def plot_expert_load(style: Style, loads: Sequence[ExpertLoad], *, model: str, a
     """Visits of each expert in each layer, relative to an even share (1.0)."""
     require_data(loads, "expert loads")
     n_layers, n_experts = max(load.layer for load in loads) + 1, max(load.expert for load in loads) + 1
-    ax = ax or new_axes(style, height=min(0.8, 0.2 + 0.04 * n_layers))
+    # The label of the colour bar needs its length, however few the layers.
+    ax = ax or new_axes(style, height=min(0.8, max(0.5, 0.2 + 0.04 * n_layers)))
     share = np.zeros((n_layers, n_experts))
     for load in loads:
         share[load.layer, load.expert] = load.tokens
@@ -144,6 +146,37 @@ def plot_loss(
            xlabel="step" + (f" (train: mean of the last {n_smoothed})" if n_smoothed > 1 else ""))  # fmt: skip
     label_right(ax, labels)
     ax.set_title(f"Loss of {model}")
+    return ax
+
+
+@styled
+def plot_curves(
+    style: Style, curves: Mapping[str, Mapping[int, float]], *, xlabel: str, ylabel: str, model: str,
+    baseline: tuple[float, str] | None = None, ax: Axes | None = None,
+) -> Axes:  # fmt: skip
+    """Quantities of several runs or models against steps or counts, each named and valued at its right end.
+
+    The first is orange and dashed, the second blue. baseline: a value to compare with and what it is, dashed.
+    """
+    require_data([value for curve in curves.values() for value in curve], "values")
+    ax = ax or new_axes(style)
+    palette = style.palette
+    looks = [(palette.orange, "--"), (palette.blue, "-"), (palette.green, ":"), (palette.purple, "-.")]
+    labels = []
+    for (name, curve), (colour, line) in zip(curves.items(), itertools.cycle(looks)):
+        places = sorted(curve)
+        ax.plot(places, [curve[place] for place in places], color=colour, linestyle=line)
+        labels.append((curve[places[-1]], f"{name} {curve[places[-1]]:.2f}", colour))
+    if baseline is not None:
+        ax.axhline(baseline[0], color=palette.muted, linestyle="--", linewidth=0.8)
+        ax.annotate(baseline[1], (0.02, baseline[0]), xycoords=("axes fraction", "data"), xytext=(0, 2), va="bottom",
+                    textcoords="offset points", color=palette.muted)  # fmt: skip
+    places = [place for curve in curves.values() for place in curve]
+    ax.set(xlim=(min(places), max(max(places), min(places) + 1)), ylim=ax.get_ylim(), xlabel=xlabel, ylabel=ylabel)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    label_right(ax, labels)
+    quantity = ylabel.split(",")[0]  # without its unit
+    ax.set_title(f"{quantity[:1].upper()}{quantity[1:]}: {model}")
     return ax
 
 

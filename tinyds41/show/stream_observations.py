@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from tinyds41.config import Config
@@ -49,8 +50,11 @@ def stream_mixes(
 
     trace: kept with `Trace(*MIX_NAMES)`.
     alive: bool [B,S], False at padding, which counts nowhere; a mean over some tokens.
-    Raises: ValueError for a query that the trace does not hold, or a layer that the model does not have.
+    Raises: ValueError for a query that the trace does not hold, a layer that the model does not have, or a mask that is
+        no bool or empty.
     """
+    if alive is not None and (alive.dtype != torch.bool or not alive.any()):
+        raise ValueError(f"alive is {alive.dtype} with {int(alive.sum())} tokens: a bool mask of at least 1 is needed")
     at = None if query is None else (row, place_of(trace, query, "hc_attn.pre"))
     found = []
     for layer in range(config.num_hidden_layers) if layers is None else layers:

@@ -79,12 +79,12 @@ def learning_rate_at(step: int, *, base: float, warmup: int, steps: int) -> floa
 
 
 @torch.no_grad()
-def move_gate_biases(model: Model, load: Tensor) -> None:
-    """bias_e += 0.001 sign(mean load - load_e): the too busy are chosen less.
+def move_gate_biases(model: Model, load: Tensor, rate: float = BIAS_STEP) -> None:
+    """bias_e += rate sign(mean load - load_e): the too busy are chosen less.
 
     Shapes: load [L,E]. Source: spec 8.
     """
-    step_LE = BIAS_STEP * torch.sign(load.mean(-1, keepdim=True) - load)
+    step_LE = rate * torch.sign(load.mean(-1, keepdim=True) - load)
     for layer, step_E in enumerate(step_LE):
         bias = model.get_parameter(f"layers.{layer}.ffn.gate.bias")
         bias.add_(step_E.to(bias.dtype))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -84,7 +84,14 @@ class Needle:
         return (ids.unsqueeze(1) == questions_BF.unsqueeze(-1)).int().argmax(-1)  # of equal ids the first
 
 
-def needle_config(task: Needle, **changes: Any) -> Config:
+class Worded(Protocol):
+    """A task that knows its words."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+
+def needle_config(task: Worded, **changes: Any) -> Config:
     """Four layers that learn the task in half a minute: two windows, a Full layer that forms the pool, a Reindex one.
 
     Rows of 32 tokens are 16 entries, all of which the index may choose; longer rows make it choose.
@@ -133,8 +140,11 @@ def share(mask: Tensor) -> float:
 def answers(model: Model, task: Needle, *, length: int, n_rows: int = 32, seed: int = 1) -> Answers:
     """Asks a model rows that it was not trained on; the likeliest token is its answer.
 
-    Rows go one by one, so that a long one needs no more memory than itself.
+    Rows go one by one, so that a long one needs no more memory than itself. Whether a fact was chosen is judged by the
+    entry of its key, which with ratio 2 holds the value too.
     """
+    if n_rows < 1:
+        raise ValueError(f"n_rows={n_rows}: at least one row is needed")
     batch = task.batch(0, n_rows, length, seed)
     assert batch.wanted is not None
     ids = batch.ids[:, :-1]

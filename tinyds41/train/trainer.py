@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 from tinyds41.model.transformer import Model
 from tinyds41.train.corpus import Batch
 from tinyds41.train.losses import balance, cross_entropy, indexer_loss, recall, run, sample_queries, targets, teachers
-from tinyds41.train.optim import adamw, learning_rate_at, move_gate_biases, require_trainable
+from tinyds41.train.optim import BIAS_STEP, adamw, learning_rate_at, move_gate_biases, require_trainable
 from tinyds41.train.snapshot import load_snapshot, save_snapshot
 
 
@@ -40,6 +40,7 @@ class TrainConfig:
     seed: int = 0
     clip: float = 1.0  # largest norm of a gradient, the indexers' on its own
     balance_weight: float = 1e-4
+    bias_rate: float = BIAS_STEP  # how far a step moves a gate's bias; 0 leaves the experts to themselves
     indexer_weight: float = 1.0  # 0 leaves the indexers untrained
     indexer_queries: int = 64  # sampled per step
     record_every: int = 10  # how often recall and expert load are kept
@@ -53,9 +54,10 @@ class TrainConfig:
         for name in ("steps", "batch_size", "length", "indexer_queries"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: at least 1 is needed")
-        for name in ("warmup", "seed", "balance_weight", "indexer_weight", "record_every", "snapshot_every"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} is negative")
+        whole_or_weight = ("warmup", "seed", "record_every", "snapshot_every", "balance_weight", "indexer_weight")
+        for name in (*whole_or_weight, "bias_rate"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)}: a finite number of at least 0 is needed")
         for name in ("learning_rate", "clip"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise ValueError(f"{name}={getattr(self, name)}: a positive finite number is needed")
@@ -150,12 +152,14 @@ def train(
             save_snapshot(folder, model, optimizer, record)
 
     first, saved_at = history.step, -1
-    bar = tqdm(total=config.steps, initial=first, disable=not progress, unit="step")
+    # Once a second: a notebook's bar sends messages, and a cell that sends a thousand unread loses the last ones.
+    bar = tqdm(total=config.steps, initial=first, disable=not progress, unit="step", mininterval=1.0)
     with bar, _interrupt_as_flag() as interrupt:
         for step in range(first, config.steps):
             _step(model, corpus, optimizer, config, history, step)
             bar.update()
-            bar.set_postfix(loss=f"{history.losses[-1]:.3f}", indexer=f"{history.indexer_losses[-1]:.3f}")
+            bar.set_postfix(loss=f"{history.losses[-1]:.3f}", indexer=f"{history.indexer_losses[-1]:.3f}",
+                            refresh=False)  # fmt: skip
             history.interrupted = interrupt.requested
             if interrupt.requested or (config.snapshot_every and (step + 1) % config.snapshot_every == 0):
                 save()
@@ -192,7 +196,7 @@ def _step(
     for group in optimizer.param_groups:
         group["lr"] = rate
     optimizer.step()
-    move_gate_biases(model, load)
+    move_gate_biases(model, load, config.bias_rate)
 
     if recorded:
         recalls = {str(source): dataclasses.asdict(r) for source, r in recall(model, ctx, queries, teaching).items()}
