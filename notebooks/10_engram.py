@@ -261,7 +261,8 @@ for quiz in quizzes.values():
     ds.train(quiz.model, quiz, steps=80, length=task.shortest, **common)
     quiz.found[80] = recall(quiz.model, task)
 assert torch.equal(*(quiz.found[0].names for quiz in quizzes.values()))  # alike before the first step
-print(f"a name came up {80 * 32 * task.n_mentions / task.n_names:.0f} times")
+print(f"a name came up {80 * 32 * task.n_mentions / task.n_names:.0f} times; numbers in each toy:",
+      {name: f"{sum(p.numel() for p in quiz.model.parameters()):,}" for name, quiz in quizzes.items()})
 
 # %%
 curves = []
@@ -277,7 +278,7 @@ assert min(share(known.needles), share(unaided.needles)) > 0.9
 
 # %% [markdown]
 # With a table nearly the whole book is learned in these steps, without one a small part of it. The other toy can learn
-# by heart too: its curve rises, slowly. Where it would end is not shown here.
+# by heart too: its curve rises, slowly. Where it would end is not shown here. And it has fewer numbers to learn with.
 #
 # And the needles? Both find them equally well. Here a table does not make the finding better. It does not disturb it
 # either.
@@ -397,9 +398,8 @@ assert trained[4] - random[4] < trained[256] - random[256]
 # **The surprise.** Random numbers that never change help. They label n-grams, and by labels the layers learn
 # names faster than from letters.
 #
-# What *training the rows* adds is the gap between the curves. It opens as fewer names share a row: only a row that
-# serves few can be fitted to them. But even where dozens collide in every row, more names are right than without a
-# table.
+# What *training the rows* adds is the gap between the curves. It opens as fewer names share a row. But even where
+# dozens collide in every row, more names are right than without a table.
 #
 # What the plot does not show: longer training, a larger book, another seed. On a finer scale neighbours
 # can change places.
