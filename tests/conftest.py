@@ -33,6 +33,14 @@ def pytest_ignore_collect(collection_path, config):
 
 
 @pytest.fixture(autouse=True)
+def closed_figures():
+    """No figure outlives its test, in those that draw."""
+    yield
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
+
+
+@pytest.fixture(autouse=True)
 def seeded():
     """Every test starts from the same seed, whatever ran before it in the process."""
     random.seed(0)

@@ -56,3 +56,13 @@ def attend_everywhere(config: Config, context: int, selections: dict[int, ops.Se
         if counts:
             gathered[layer.layer] = sum(counts)
     return gathered
+
+
+def weights_alone() -> ops.Ops:
+    """Attention, selection and stream mixing stubbed out: every product left has a weight in it."""
+    return ops.Ops(
+        attend=lambda q, window, selection, sink, count=None: q,
+        score_and_select=lambda q, *rest, **options: (
+            torch.zeros(*q.shape[:2], 1, dtype=torch.long), torch.zeros(*q.shape[:2], 1, dtype=torch.long)),
+        hyper_step=lambda streams, y, post, comb, mix: (streams, y),
+    )  # fmt: skip

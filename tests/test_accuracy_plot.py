@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import matplotlib.pyplot as plt
 import pytest
 from plot_checks import check_plot
 
@@ -13,12 +12,6 @@ CURVES = [
     Curve("names, no table", {0: 0.06, 20: 0.1, 40: 0.3}, look=1),
     Curve("needles, table", {0: 0.9, 20: 0.98, 40: 1.0}, kind=1),
 ]
-
-
-@pytest.fixture(autouse=True)
-def closed_figures():
-    yield
-    plt.close("all")
 
 
 def test_curves_are_told_apart_by_kind_and_model():

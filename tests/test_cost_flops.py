@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from one_query import weights_alone
 from torch.utils.flop_counter import FlopCounterMode
 
-from tinyds41 import ops
 from tinyds41.config import Config
 from tinyds41.cost.flops import ACCOUNTINGS, DecodeCost, decode_cost, linear_flops
 from tinyds41.cost.parameters import count_parameters
@@ -54,14 +54,8 @@ def test_linear_work_is_twice_the_active_parameters_to_a_ten_thousandth(flash):
 @pytest.mark.parametrize("name", ["nano", "toy"])
 def test_linear_work_is_what_the_flop_counter_sees(name):
     """With attention, selection and stream mixing stubbed out, every product left has a weight in it."""
-    stubs = ops.Ops(
-        attend=lambda q, window, selection, sink, count=None: q,
-        score_and_select=lambda q, *rest, **options: (
-            torch.zeros(*q.shape[:2], 1, dtype=torch.long), torch.zeros(*q.shape[:2], 1, dtype=torch.long)),
-        hyper_step=lambda streams, y, post, comb, mix: (streams, y),
-    )  # fmt: skip
     config = Config.preset(name)
-    model = Model(config, ops=stubs)
+    model = Model(config, ops=weights_alone())
     n_tokens = 6  # whole groups of 2, so that an index key's product is shared by its tokens
     # Engram collapses the streams once more: N x D multiply-adds per Engram layer and token, no weights.
     mixing = 2 * len(config.engram_layer_ids) * config.hc_mult * config.hidden_size

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from models import random_ids
+from one_query import weights_alone
 from torch.utils.flop_counter import FlopCounterMode
 
-from tinyds41 import ops
 from tinyds41.config import Config
 from tinyds41.cost.flops import decode_cost
 from tinyds41.cost.parameters import count_parameters
@@ -85,13 +85,7 @@ class Short(Sequence):
 @pytest.mark.parametrize("tokens", [5, 12])
 def test_linear_work_is_what_the_flop_counter_sees(mode, tokens):
     """The model's own halves, the decoder on its last tokens; attention, selection and mixing stubbed out."""
-    stubs = ops.Ops(
-        attend=lambda q, window, selection, sink, count=None: q,
-        score_and_select=lambda q, *rest, **options: (
-            torch.zeros(*q.shape[:2], 1, dtype=torch.long), torch.zeros(*q.shape[:2], 1, dtype=torch.long)),
-        hyper_step=lambda streams, y, post, comb, mix: (streams, y),
-    )  # fmt: skip
-    model, ids, n = Model(NANO, ops=stubs), random_ids(1, tokens), decoder_tokens(NANO, tokens, mode)
+    model, ids, n = Model(NANO, ops=weights_alone()), random_ids(1, tokens), decoder_tokens(NANO, tokens, mode)
     ctx = Short(NANO, ids, None)
     ctx.n = tokens
     with FlopCounterMode(display=False) as counter, torch.no_grad():

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import matplotlib.pyplot as plt
 import pytest
 from plot_checks import check_plot
 
@@ -10,12 +9,6 @@ from tinyds41.show.distance_plots import plot_by_distance
 
 KNOWN = {"window 4": {2: 0.5, 0: 1.0, 1: 0.9}, "window 8": {0: 1.0, 1: 1.0, 2: 0.95}}
 draw = partial(plot_by_distance, KNOWN, title="Answers of the toy", ylabel="share of right answers")
-
-
-@pytest.fixture(autouse=True)
-def closed_figures():
-    yield
-    plt.close("all")
 
 
 def curves(ax):

@@ -19,12 +19,6 @@ from tinyds41.show.plan_plot import plot_layer_plan
 NANO, TOY = Config.preset("nano"), Config.preset("toy")
 
 
-@pytest.fixture(autouse=True)
-def closed_figures():
-    yield
-    plt.close("all")
-
-
 def changed(modes, **changes):
     """The modes with `layer_5=(FULL, 1)` put in."""
     return [changes.get(f"layer_{layer}", mode) for layer, mode in enumerate(modes)]

@@ -17,12 +17,6 @@ from tinyds41.show.index_observations import CANDIDATE_NAMES, candidates
 QUERY = 18
 
 
-@pytest.fixture(autouse=True)
-def closed_figures():
-    yield
-    plt.close("all")
-
-
 @pytest.fixture(scope="module")
 def model():
     return scattered()

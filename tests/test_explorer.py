@@ -63,12 +63,6 @@ def slider():
     return widgets.IntSlider(1, 0, 9, description="height")
 
 
-@pytest.fixture(autouse=True)
-def closed_figures():
-    yield
-    plt.close("all")
-
-
 def parts(box):
     """Picture and text of an explorer, and which of both is on show."""
     _, picture, text = box.children

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import matplotlib.pyplot as plt
 import pytest
 from matplotlib.colors import to_hex
 from plot_checks import check_plot
@@ -11,12 +10,6 @@ from tinyds41.show.setting_plots import plot_loss_by_setting, plot_quality_by_se
 from tinyds41.show.style import PALETTES, Style
 
 LOSSES = {32: 5.0, 4: 5.5, 64: 5.1}
-
-
-@pytest.fixture(autouse=True)
-def closed_figures():
-    yield
-    plt.close("all")
 
 
 def test_the_curve_holds_every_value_in_order_and_marks_the_trained_one():

@@ -31,12 +31,6 @@ LOSSES = [LossPoint(0, "train", 4.2), LossPoint(1, "train", 3.9), LossPoint(1, "
           LossPoint(1, "unigram", 4.05)]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def closed_figures():
-    yield
-    plt.close("all")
-
-
 @pytest.fixture(scope="module")
 def run():
     """One forward of nano: its trace, kept whole."""

@@ -1,6 +1,5 @@
 """Generations side by side, work by component and the data flow show what cost and plan say."""
 
-import matplotlib.pyplot as plt
 import pytest
 from matplotlib.patches import Rectangle
 from plot_checks import check_plot, texts
@@ -26,12 +25,6 @@ from tinyds41.show.style import Style, label_right, new_axes
 NANO, FLASH = Config.preset("nano"), Config.preset("flash")
 CONTEXTS = [2**12, 2**14, 2**16, 2**18, 2**20]
 FLASH_COST = generation("V4.1-Flash").decode_cost()
-
-
-@pytest.fixture(autouse=True)
-def closed_figures():
-    yield
-    plt.close("all")
 
 
 def curves(accounting: str) -> dict:

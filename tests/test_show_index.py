@@ -2,7 +2,6 @@
 
 import math
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 from models import random_ids, scattered, traced
@@ -27,12 +26,6 @@ from tinyds41.trace import Trace
 NANO = Config.preset("nano")
 QUERY = 18  # its newest block of 2 is half full, its last group of 2 unfinished
 QUERIES = [3, 11, QUERY]
-
-
-@pytest.fixture(autouse=True)
-def closed_figures():
-    yield
-    plt.close("all")
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Stream mixing and Engram gates are those of the trace, and the plots show them with their text."""
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 from matplotlib.patches import Rectangle
@@ -15,12 +14,6 @@ from tinyds41.show.stream_plots import plot_stream_mixes
 NANO = Config.preset("nano")
 WORDS = ["The", " cat", " sat", ".", "\n", "A", " naïve", " 中文", "🙂", "\t", "\x00", "$x_1$", "\n", "\n", "end",
          " a long token without an end", "é", "<bos>", " one", " two", " three"]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def closed_figures():
-    yield
-    plt.close("all")
 
 
 @pytest.fixture(scope="module")

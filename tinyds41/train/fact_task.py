@@ -15,7 +15,7 @@ from tinyds41.model.engram import table_primes
 from tinyds41.model.transformer import Model
 from tinyds41.train.corpus import Batch
 from tinyds41.train.losses import IGNORED
-from tinyds41.train.tasks import Needle, needle_config
+from tinyds41.train.tasks import Needle, check_counts, needle_config
 
 NAME, SLOT = 3, 4  # tokens of a name, and of the slot in a row that holds one thing
 
@@ -38,8 +38,7 @@ class Facts(Needle):
     n_mentions: int = 6
 
     def __post_init__(self) -> None:
-        for name in ("n_names", "n_letters", "n_mentions"):
-            self._check_size(name, least=1)
+        check_counts(self, "n_names", "n_letters", "n_mentions")
         if self.n_names > self.n_letters**NAME:
             raise ValueError(
                 f"n_names={self.n_names} exceeds the {self.n_letters**NAME} names of {NAME} letters that "
@@ -48,11 +47,6 @@ class Facts(Needle):
         if self.n_facts == 0 and not isinstance(self.n_facts, bool):
             return
         super().__post_init__()
-
-    def _check_size(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name}={value!r}: a whole number of at least {least} is needed")
 
     @property
     def first_letter(self) -> int:

@@ -12,7 +12,7 @@ from tinyds41.config import Config
 from tinyds41.model.transformer import Model
 from tinyds41.train.corpus import Batch
 from tinyds41.train.losses import IGNORED
-from tinyds41.train.tasks import N_SPECIAL, needle_config
+from tinyds41.train.tasks import N_SPECIAL, check_counts, needle_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +29,7 @@ class Note:
     n_fillers: int = 16
 
     def __post_init__(self) -> None:
-        for name in ("n_notes", "n_fillers"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name}={value!r}: a whole number of at least 1 is needed")
+        check_counts(self, "n_notes", "n_fillers")
 
     @property
     def first_note(self) -> int:

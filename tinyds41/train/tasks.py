@@ -18,6 +18,14 @@ from tinyds41.train.losses import IGNORED
 N_SPECIAL = 4  # ids that a tokenizer would need, never drawn here
 
 
+def check_counts(task: Any, *names: str) -> None:
+    """Raises: ValueError naming a field that is no whole number of at least 1."""
+    for name in names:
+        value = getattr(task, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name}={value!r}: a whole number of at least 1 is needed")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Needle:
     """Facts hidden among fillers, then questions: a key must fetch the value that once stood behind it.
@@ -35,10 +43,7 @@ class Needle:
     n_fillers: int = 16
 
     def __post_init__(self) -> None:
-        for name in ("n_keys", "n_values", "n_facts", "n_fillers"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name}={value!r}: a whole number of at least 1 is needed")
+        check_counts(self, "n_keys", "n_values", "n_facts", "n_fillers")
         if self.n_facts > self.n_keys:
             raise ValueError(f"n_facts={self.n_facts} exceeds n_keys={self.n_keys}: a key is used once per row")
 
