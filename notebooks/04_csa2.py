@@ -226,8 +226,8 @@ assert work[4] == 4 * work[1]
 # **The surprise.** Layers that would have fetched half other entries follow layer 2, and next to no answer changes. The
 # work of choosing falls to a quarter.
 #
-# Would *any* choice have done? No: with a wrong one, answers are lost. But not many, so these layers matter less than
-# layer 2, and the curve had little room to fall.
+# Would *any* choice have done? No: with a wrong one, answers are lost. But most survive, so the curve had no more room
+# than that to fall.
 #
 # What matters is in every choice:
 
