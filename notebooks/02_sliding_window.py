@@ -173,8 +173,8 @@ assert all(effects[name][end] < 0.1 * effects[name][1] for name, end in ends.ite
 # %% [markdown]
 # ## A task that asks at every distance
 #
-# A text of fillers (16 different tokens, all shown as dots) holds one *note*. From there on, the model must say the note
-# at every token. It is another note in each text, so weights cannot know it: it must be carried.
+# A text of fillers (16 different tokens, all shown as dots) holds one *note*. From there on, the model must say the
+# note at every token. It is another note in each text, so weights cannot know it: it must be carried.
 
 # %% tags=["nbval-check-output"]
 words = ["-"] * 4 + [f"n{i}" for i in range(16)] + ["."] * 16
@@ -255,7 +255,8 @@ for name, end in ends.items():
 # %% [markdown]
 # A staircase. Layer 0 attends to the note while the window holds it. At distance 6 layer 1 still takes in something,
 # and of the four tokens in its window only the farthest can know the note, from layer 0. So it attends to *a token that
-# found it*. And so on, each passing it on. Where nobody knows, most weight goes to the sink: the layer is nearly silent.
+# found it*. And so on, each passing it on. Where nobody knows, most weight goes to the sink: the layer is nearly
+# silent.
 
 # %% [markdown]
 # So a layer seems to look for a token that knows, not for a distance: that explains why in a wider window it finds one
@@ -357,8 +358,8 @@ for size in (4, 16):
 
 # %% [markdown]
 # Every layer takes in more of them. **Guess first:** if that is the fault, what would louder sinks do? Raised by
-# $\ln 4$, so that $e^{\text{sink}}$ is four times as large, they face four times as many fillers. And what would they do
-# with windows of 4?
+# $\ln 4$, so that $e^{\text{sink}}$ is four times as large, they face four times as many fillers. And what would they
+# do with windows of 4?
 
 # %%
 def louder(size, by):
