@@ -99,7 +99,7 @@ ax = plot_parameters(counted, model="flash")
 # %% [markdown]
 # ## And one for the gate
 #
-# Inside the model a token has four states in parallel, its *streams* $X_i$. The rows that it reads are
+# Inside the model a token has four states in parallel, its *streams* $X_i$ (lesson 08). The rows that it reads are
 # joined and projected to a *key* $k_i$ for each stream and to one *value* $v$.
 #
 # $$t_i = \frac{1}{\sqrt{D}} \sum_d \hat X_{i,d}\, w_{i,d}\, \hat k_{i,d}, \qquad
