@@ -99,6 +99,11 @@ class Selection:
         # Whoever masks -1 anyway saves the blanking of these rows.
         return self.entries.take(index.clamp(min=0))
 
+    def join(self, later: Selection) -> Selection:
+        """The choices of these queries and of the ones behind them, which saw a longer store."""
+        pool = None if self.pool is None or later.pool is None else _rows_below(self.pool, later.pool)
+        return Selection(_rows_below(self.index, later.index), later.entries, pool)
+
     def last(self, n: int) -> Selection:
         """The same for the last n queries."""
         pool = None if self.pool is None else self.pool[:, -n:]
@@ -107,6 +112,12 @@ class Selection:
 
 
 @torch.no_grad()
+def _rows_below(first_BSK: Tensor, later_BSK: Tensor) -> Tensor:
+    """Both along the queries; the narrower one is filled up with -1, none."""
+    width = max(first_BSK.shape[-1], later_BSK.shape[-1])
+    return torch.cat([F.pad(x, (0, width - x.shape[-1]), value=-1) for x in (first_BSK, later_BSK)], 1)
+
+
 def score_and_select(
     q: Tensor, weight: Tensor, keys: Rows, first: Tensor, last: Tensor, k: int, *,
     block_size: int = 1, pool: Tensor | None = None, form_blocks: int = 0,

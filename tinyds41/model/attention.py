@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from tinyds41.config import Config
-from tinyds41.formats import WINDOW
 from tinyds41.model.context import Context
 from tinyds41.model.norm import RMSNorm
 from tinyds41.model.rope import rotate
@@ -49,10 +48,7 @@ class Attention(nn.Module):
         check_width(query_latent, self.config.q_lora_rank, f"{self.path} query_latent")
         turn = rotation.unsqueeze(-2)
         q_BSHC = rotate(self.wq_b(query_latent).unflatten(-1, (self.config.num_attention_heads, -1)), turn)
-        kv_BSC = rotate(self.kv_norm(self.wkv(x)), rotation)
-        if self.config.quantize_cache:
-            kv_BSC = WINDOW.fake_quant(kv_BSC)
-        window = ctx.add_window(self.layer, kv_BSC)
+        window = ctx.add_window(self.layer, rotate(self.kv_norm(self.wkv(x)), rotation))
         out_BSHC = self.ops.attend(
             q_BSHC, window, selection, self.attn_sink, count=lambda n: ctx.counters.add("rows_decoded", self.layer, n))
         ctx.counters.add("tokens_run", self.layer, x.shape[0] * x.shape[1])
@@ -60,7 +56,7 @@ class Attention(nn.Module):
         see(ctx.trace, f"{self.path}.input", x)
         see(ctx.trace, f"{self.path}.query_latent", query_latent)
         see(ctx.trace, f"{self.path}.q", q_BSHC)
-        see(ctx.trace, f"{self.path}.window_kv", kv_BSC, by_query=False)
+        see(ctx.trace, f"{self.path}.window_kv", window.rows.all, by_query=False)
         see(ctx.trace, f"{self.path}.window_first", window.first)
         # Keys and values are one rotated vector: turning back leaves values relative to the query.
         out_BSHC = rotate(out_BSHC, turn.conj())

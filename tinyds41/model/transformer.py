@@ -99,6 +99,10 @@ class Model(nn.Module):
     def device(self) -> torch.device:
         return self.head.weight.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.head.weight.dtype
+
     def forward(self, ids: Tensor, *, documents: Tensor | None = None, trace: Trace | None = None) -> Tensor:
         """Logits of whole sequences, with gradients.
 
