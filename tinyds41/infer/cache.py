@@ -19,6 +19,7 @@ from tinyds41.ops import Window
 from tinyds41.trace import Counters, Trace
 
 ROLLBACK = 64  # tokens; a drafter takes back a handful
+FILL_ROWS = 1 << 16  # rows that `Cache.fill` makes at a time
 
 
 @dataclass
@@ -44,7 +45,7 @@ class Cache:
         device: torch.device | str = "cpu", rollback: int = ROLLBACK,
     ):  # fmt: skip
         if batch < 1 or rollback < 0:
-            raise ValueError(f"batch={batch}, rollback={rollback}: at least one row and no negative rollback are needed")
+            raise ValueError(f"batch={batch}, rollback={rollback}: a row at least, and no negative rollback")
         self.config, self.plan, self.rollback = config, config.plan(), rollback
         self.dtype, self.device = dtype, require_device(device)
         self.lengths = [0] * batch
@@ -105,6 +106,43 @@ class Cache:
     def advance(self, n_new: int, pads: list[int] | None = None) -> None:
         """The encoder has seen n_new columns."""
         self.lengths = [n + n_new - (pads[b] if pads else 0) for b, n in enumerate(self.lengths)]
+
+    def fill(self, n_tokens: int, seed: int = 0) -> None:
+        """Random rows as if n_tokens had been read: to measure what a step costs, without a prefill.
+
+        Raises: ValueError for a cache that holds tokens, or for no token.
+        """
+        if any(self.lengths) or n_tokens < 1:
+            raise ValueError(f"fill with {n_tokens} tokens a cache that holds {self.lengths}: it must be empty")
+        generator = torch.Generator(self.device).manual_seed(seed)
+        self.reserve(n_tokens)
+        for layer, source in self.sources.items():
+            ratio = self.plan[layer].ratio
+            for store in (source.kv, source.keys):
+                for start in range(0, n_tokens // ratio, FILL_ROWS):
+                    store.append_packed(self._random(store, min(FILL_ROWS, n_tokens // ratio - start), generator))
+            for recent in source.pending:
+                recent.append(self._normal(n_tokens % ratio, self.config.head_dim, generator), None, 0)
+        for window in self.windows:
+            rows = self._normal(min(n_tokens, self.config.sliding_window), self.config.head_dim, generator)
+            window.append(WINDOW.encode(rows) if self.config.quantize_cache else rows, None, 0)
+        back = min(n_tokens, self.history.keep)
+        ids = torch.randint(self.config.vocab_size, (self.batch, back), generator=generator, device=self.device)
+        self.history.append(ids, None, 0)
+        self.lengths = [n_tokens] * self.batch
+
+    def _normal(self, n_rows: int, width: int, generator: torch.Generator) -> Tensor:
+        return torch.randn(self.batch, n_rows, width, generator=generator, device=self.device).to(self.dtype)
+
+    def _random(self, store: Growing, n_rows: int, generator: torch.Generator) -> Tensor:
+        """Random codes with the scales of normal values; every code of E2M1 is a number."""
+        if store.format is None:
+            return self._normal(n_rows, store.width, generator)
+        codes, scales = store.format.to_codes(self._normal(64, store.width, generator))
+        shape = (self.batch, n_rows, codes.shape[-1])
+        codes = torch.randint(256, shape, generator=generator, device=self.device, dtype=torch.uint8)
+        drawn = torch.randint(scales.shape[1], (n_rows,), generator=generator, device=self.device)
+        return torch.cat([codes, scales[:, drawn]], -1)
 
     def truncate(self, lengths: list[int]) -> None:
         """Takes back the tokens from lengths[b] on: as if they had never been.
@@ -278,8 +316,9 @@ class Tokens:
         pending = self.cache.sources[source].pending
         if not pending:  # every token is a group
             return self._first_groups(c, n_groups), None, positions_BG
+        assert z is not None
         c, z = (recent.append(x, self.pads, ratio - 1)[0] for recent, x in zip(pending, (c, z), strict=True))
-        return tuple(self._pool(x, waiting, n_groups, ratio) for x in (c, z)) + (positions_BG,)  # type: ignore
+        return self._pool(c, waiting, n_groups, ratio), self._pool(z, waiting, n_groups, ratio), positions_BG
 
     def _first_groups(self, c_BSC: Tensor, n_groups: int) -> Tensor:
         """Groups of one token, those of padding moved behind the others."""

@@ -11,7 +11,7 @@ from tinyds41.config import Config
 from tinyds41.infer.cache import ROLLBACK, Cache
 from tinyds41.infer.report import CacheReport
 from tinyds41.model.block import Carry
-from tinyds41.model.transformer import Model, check_ids
+from tinyds41.model.transformer import Model
 from tinyds41.trace import Counters, Trace, see
 
 MODES = ("exact", "bounded", "full")
