@@ -198,8 +198,9 @@ def step(streams: Tensor, y: Tensor, post: Tensor, comb: Tensor, mix: Tensor) ->
 
 def gate(logits: Tensor, bias: Tensor, n_active: int, scaling: float) -> tuple[Tensor, Tensor, Tensor]:
     """`moe.Gate` from x W_g / temperature. Shapes: [..., E], [E] -> scores [..., E], experts and weights [..., A]."""
-    # softplus(x) = log(1 + e^x), without overflow
-    scores = np.sqrt(np.logaddexp(0, array(logits), dtype=array(logits).dtype))
+    # softplus(x) = log(1 + e^x); from 20 on PyTorch takes x
+    x = array(logits)
+    scores = np.sqrt(np.where(x > 20, x, np.log1p(np.exp(np.minimum(x, 20)))))
     chosen = np.sort(np.argsort(-(scores + array(bias)), axis=-1, kind="stable")[..., :n_active], -1)
     weights = np.take_along_axis(scores, chosen, -1)
     weights = scaling * weights / (weights.sum(-1, keepdims=True) + 1e-20)
