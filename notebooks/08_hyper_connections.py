@@ -62,10 +62,13 @@ mixing_work = sublayers * 2 * (N * N + N + N) * D  # new streams from old ones a
 work = coefficient_work + mixing_work
 print(f"{sublayers} sub-layers; mixing {work / 1e6:.0f} MFLOP a token,"
       f" {work / decode_cost(flash).at(2**12, 'raw').total:.2%} of the model's multiplications")
+assert work < 0.01 * decode_cost(flash).linear
+
+# %% tags=["nbval-check-output"]
 for name in SCHEDULES:
     print(f"{name:11} moves {mixing_traffic(name, N):2.0f} rows of {D:,} numbers per sub-layer")
 print(f"one plain stream, in one pass: {mixing_traffic('single-pass', 1):.0f}")
-assert [mixing_traffic(name, 4) for name in SCHEDULES] == [20, 14, 10] and work < 0.01 * decode_cost(flash).linear
+assert [mixing_traffic(name, 4) for name in SCHEDULES] == [20, 14, 10]
 
 # %% [markdown]
 # (Counted while three plain schedules run on small arrays, in `cost/mixing_traffic.py`: each read and write of a row of
@@ -119,7 +122,7 @@ def balanced(logits, rounds):
         comb = comb / (comb.sum(0, keepdim=True) + EPS)
     return comb
 
-
+# %%
 def coefficients(X, hc, rounds):
     """pre, post and comb of one token, from its streams X [N, D]."""
     n = len(X)
@@ -161,6 +164,8 @@ for layer in model.layers:
         norm.register_forward_hook(lambda module, given, made: reads.append(given[0][0]))
         sublayer.register_forward_hook(lambda module, given, made: writes.append(made[0]))
 model.norm.register_forward_hook(lambda module, given, made: reads.append(given[0][0]))
+
+# %%
 hcs = [hc for layer in model.layers for hc in (layer.hc_attn, layer.hc_ffn)]
 ids = held_out.ids[:12].long()[None]
 with torch.no_grad():
@@ -186,14 +191,14 @@ print(f"{len(ids[0])} tokens, {len(theirs)} readers each: equal")
 STEPS = 60
 
 
-SAMPLE = {"length": 128, "max_tokens": 3_000}
+SAMPLE = {"length": 128, "max_tokens": 2_000}
 
 
 def loss(model):
     """Held-out loss in nats per token."""
     return ds.evaluate(model, held_out, **SAMPLE).loss
 
-
+# %%
 def teach(seed, **changes):
     """A trained toy."""
     model = ds.Model(toy.replace(**changes), tokenizer=tokenizer, seed=seed)
@@ -204,11 +209,13 @@ def teach(seed, **changes):
 taught = {"single pass": [teach(seed) for seed in (0, 1)],
           "V4's mode": [teach(seed, mhc_mode="multi_pass") for seed in (0, 1)],
           "one stream": [teach(seed, hc_mult=1) for seed in (0, 1)]}  # fmt: skip
+
+# %%
 losses = {name: [loss(model) for model in models] for name, models in taught.items()}
 for name, (first, second) in losses.items():
     gaps = [mine - single for mine, single in zip(losses[name], losses["single pass"], strict=True)]
     print(f"{name:12} seed 0 {first:.3f}, seed 1 {second:.3f}; minus single pass {gaps[0]:+.3f}, {gaps[1]:+.3f}")
-    assert all(abs(gap) < 0.3 for gap in gaps)
+    assert max(gaps) < 0.15 and (name == "one stream" or min(gaps) > -0.15)
 counts = ds.evaluate(taught["one stream"][0], held_out, train=training, **SAMPLE).unigram_loss
 print(f"knowing only how often each token occurs: {counts:.3f}; knowing nothing: {math.log(toy.vocab_size):.3f}")
 
@@ -216,9 +223,8 @@ print(f"knowing only how often each token occurs: {counts:.3f}; knowing nothing:
 # **The surprise.** Stale weights cost nothing that we can see: the gap between the modes is smaller than what another
 # seed does. One way to see it: who makes a `pre` learns to make it for the *next* reader.
 #
-# **A miss.** Nor do four streams help here: the toy with one stream is better, with both seeds. These runs are short;
-# the toys know little more than how often words occur. That streams pay off in larger ones is the report's finding,
-# not ours.
+# **A miss.** Nor do four streams help here: the toy with one stream does no worse. These runs are short; the toys know
+# little more than how often words occur. That streams pay off in larger ones is the report's finding, not ours.
 
 # %% [markdown]
 # ## Read with the wrong weights
@@ -229,11 +235,12 @@ print(f"knowing only how often each token occurs: {counts:.3f}; knowing nothing:
 # **Guess first:** does it hurt? Neighbouring sub-layers might have much the same `pre`.
 
 # %%
+swapped = []
 for name, other in (("single pass", "multi_pass"), ("V4's mode", "single_pass")):
     for seed, model in enumerate(taught[name]):
-        added = loss(ds.variant(model, mhc_mode=other)) - losses[name][seed]
-        print(f"trained in {name}, seed {seed}, run as {other}: {added:+.3f} nats")
-        assert added > 0
+        swapped.append(loss(ds.variant(model, mhc_mode=other)) - losses[name][seed])
+        print(f"trained in {name}, seed {seed}, run as {other}: {swapped[-1]:+.3f} nats")
+assert max(swapped) > 0.1 and min(swapped) > -0.05
 
 # %% [markdown]
 # It does, though not with every seed alike; compare it with what all of the training gained over counting words. A
@@ -272,7 +279,7 @@ def altered(change):
         hc.register_forward_hook(lambda module, given, made, k=k: (*change(k, *made[:3]), made[3]))
     return loss(other) - base
 
-
+# %%
 def later(d):
     """The pre of d sub-layers before, instead of the one before."""
     kept = {}
@@ -283,7 +290,7 @@ def later(d):
 
     return altered(change)
 
-
+# %%
 by_delay = {0: loss(ds.variant(model, mhc_mode="multi_pass")) - base} | {d: later(d) for d in (1, 2, 3, 4, 5)}
 ax = plot_curves({"d = 5:": by_delay}, xlabel="d: whose pre is read, in sub-layers before",
                  ylabel="loss added, nats", model="the example, trained with 1")  # fmt: skip
@@ -308,7 +315,7 @@ logits = 4 * torch.eye(N) + noise
 ways = {"free": torch.eye(N) + noise / 4, "rows alone": logits.softmax(-1), "columns alone": logits.softmax(-2),
         "both": sinkhorn(logits, flash.hc_sinkhorn_iters, EPS)}  # fmt: skip
 
-
+# %%
 def growth(combs):
     """By depth, the factor by which the largest stream or gradient can grow: median of 200 draws, as a power of ten."""
     product, found = torch.eye(N, dtype=torch.float64), {0: 0.0}
@@ -318,7 +325,7 @@ def growth(combs):
         found[depth] = torch.maximum(forward, backward).median().log10().item()
     return found
 
-
+# %%
 grown = {name: growth(combs) for name, combs in ways.items()}
 ax = plot_curves(grown, xlabel="sub-layers", ylabel="largest growth, powers of ten", model="random mixings")
 assert grown["free"][80] > 2 and max(grown["rows alone"][80], grown["columns alone"][80]) < 0.3
@@ -351,15 +358,17 @@ for name, combs in ways.items():
 
 # %%
 by_rounds, errors = {}, {}
-for rounds in (1, 2, 3, 5, 10, 20):
+for rounds in (1, 2, 5, 10, 20):
     changed, trace = ds.variant(model, hc_sinkhorn_iters=rounds), ds.Trace("layers.*.hc_*.comb")
     with torch.no_grad():
         changed(text, trace=trace)
     combs = torch.stack([trace[f"layers.{layer}.{hc}.comb"] for layer in range(8) for hc in ("hc_attn", "hc_ffn")])
     errors[rounds] = (combs.sum(-1) - 1).abs().amax(-1).mean().item()  # the worst row, mean over all matrices
     by_rounds[rounds] = loss(changed) - base
+
+# %%
 ax = plot_curves({"loss added": by_rounds, "row error": errors}, xlabel="rounds (hc_sinkhorn_iters), trained with 20",
-                 ylabel="nats, and a row's error", model="the example")  # fmt: skip
+                 ylabel="row error, and loss added in nats", model="the example")  # fmt: skip
 print("loss added:", ", ".join(f"{rounds}: {added:+.3f}" for rounds, added in by_rounds.items()))
 assert errors[1] > 4 * errors[20] and max(by_rounds.values()) < 0.05
 
@@ -397,9 +406,9 @@ assert abs(added[names[0]]) < 0.05 and added[names[2]] > 0.1 and added[names[4]]
 # **It hurts**, and not where the name of the method points. How much of an output is written, and where (`post`), is
 # worth most. Reading evenly, or making one stream of four, costs half a nat.
 #
-# But the *matrix*, manifold-constrained and normalised in 20 rounds, may go: with the identity in its place the loss
-# hardly moves. Eight layers are not 40, and a matrix that starts near the identity had little time to leave it. In a
-# toy it is free ballast; what it does in the released model we did not measure.
+# But the *matrix*, normalised in 20 rounds, may go: the identity in its place, or even its transpose, hardly changes
+# the loss. Eight layers are not 40, and a matrix that starts near the identity had little time to leave it. What it
+# does in the released model we did not measure.
 
 # %% [markdown]
 # ## What it costs
@@ -418,11 +427,12 @@ for name in SCHEDULES:
     moved = int(sublayers * mixing_traffic(name, N) * D * torch.bfloat16.itemsize)
     print(f"{name:11} moves {moved / 1e6:5.2f} MB a token in 16 bits, {moved / weights:.2%} of those weights;"
           f" {work / moved:.0f} FLOP per byte")
+print(f"for comparison, weights of 8 bits that 256 tokens share: {2 * 256} FLOP per byte")
 
 # %% [markdown]
-# A lone token does not notice its streams beside the weights. In a prompt, or a large batch, many tokens share each
-# weight that is read, but every token has streams of its own. There the few FLOPs per byte tell: such work waits for
-# memory, and half the traffic is half the wait.
+# A lone token does not notice its streams beside the weights. In a prompt or a large batch many tokens share each
+# weight that is read, but every token has streams of its own, with few FLOPs per byte. Such work waits for memory, and
+# half the traffic is half the wait.
 #
 # > **Correction.** Popular accounts call single-pass mHC a mixed-precision scheme. It changes no number format. mHC are
 # manifold-constrained hyper-connections; "single-pass" shifts the input mix by one sub-layer, as in the naive loop.
@@ -505,12 +515,11 @@ assert refuses(check_inputs, lambda streams, pres: streams[:, 0])
 # %% [markdown]
 # ## Recap
 #
-# - A sub-layer reads a mix of four streams and writes its output to all of them; 0.28% of the work, 20 rows of traffic
-#   in V4, 10 in V4.1.
-# - Single-pass means: the mix is the `pre` of the sub-layer before. Trained that way it cost nothing; a model run in
-#   the other mode loses.
+# - A sub-layer reads a mix of four streams and writes to all: 0.28% of the work, 20 rows of traffic in V4, 10 in V4.1.
+# - Single-pass: the mix is the `pre` of the sub-layer before. Trained so, it cost nothing; run in the other mode, a
+#   model loses.
 # - Either normalisation bounds growth; both keep the mean over streams.
-# - The trained toy needs `post` and `pre`. It did not miss the matrix, nor, in a short run, the four streams.
+# - The example needs `post` and `pre`, not the matrix.
 
 # %% [markdown]
 # [Technical report](https://arxiv.org/abs/2609.19969): §2.4.1. Before it: **lesson 00**, the tour. Next: **lesson 09**,
