@@ -206,9 +206,13 @@ def teach(seed, **changes):
     return model
 
 # %%
-taught = {"single pass": [teach(seed) for seed in (0, 1)],
-          "V4's mode": [teach(seed, mhc_mode="multi_pass") for seed in (0, 1)],
-          "one stream": [teach(seed, hc_mult=1) for seed in (0, 1)]}  # fmt: skip
+taught = {"single pass": [teach(seed) for seed in (0, 1)]}
+
+# %%
+taught["V4's mode"] = [teach(seed, mhc_mode="multi_pass") for seed in (0, 1)]
+
+# %%
+taught["one stream"] = [teach(seed, hc_mult=1) for seed in (0, 1)]
 
 # %%
 losses = {name: [loss(model) for model in models] for name, models in taught.items()}
