@@ -9,7 +9,9 @@ if TYPE_CHECKING:  # editors and type checkers see the names at once
     from tinyds41.checkpoint.read import load
     from tinyds41.checkpoint.write import save
     from tinyds41.config import Config, preset_names
+    from tinyds41.infer.cache import Cache
     from tinyds41.infer.generate import generate
+    from tinyds41.infer.session import Session
     from tinyds41.model.transformer import Model
     from tinyds41.model.variant import variant
     from tinyds41.ops import Ops
@@ -22,11 +24,13 @@ if TYPE_CHECKING:  # editors and type checkers see the names at once
 
 # Public name -> module that defines it. Imported at first use: `tinyds41 --help` and a plan need no torch.
 _HOMES = {
+    "Cache": "tinyds41.infer.cache",
     "Config": "tinyds41.config",
     "LayerPlan": "tinyds41.plan",
     "Model": "tinyds41.model.transformer",
     "Ops": "tinyds41.ops",
     "Plan": "tinyds41.plan",
+    "Session": "tinyds41.infer.session",
     "Tokenizer": "tinyds41.tokenizer",
     "Trace": "tinyds41.trace",
     "evaluate": "tinyds41.train.evaluate",
@@ -39,11 +43,13 @@ _HOMES = {
 }
 
 __all__ = [
+    "Cache",
     "Config",
     "LayerPlan",
     "Model",
     "Ops",
     "Plan",
+    "Session",
     "Tokenizer",
     "Trace",
     "evaluate",

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tinyds41 import few_index, few_tokens
+from tinyds41.few_tokens import are_few
 from tinyds41.formats import Rows
 from tinyds41.mixing import at_least_fp32
 
@@ -27,6 +29,8 @@ def select_top(scores: Tensor, k: int) -> Tensor:
     Source: spec 4.4. The only top-k of the project: bare `topk` breaks ties at random.
     """
     n_entries = scores.shape[-1]
+    if n_entries <= few_tokens.FEW_SCORES and are_few(scores.shape[:-1].numel(), scores):
+        return few_tokens.select_top(scores, k)
     if n_entries <= k:
         index = torch.arange(n_entries, device=scores.device).expand(scores.shape)
         return F.pad(_ascending(index, scores), (0, k - n_entries), value=-1)
@@ -99,6 +103,11 @@ class Selection:
         # Whoever masks -1 anyway saves the blanking of these rows.
         return self.entries.take(index.clamp(min=0))
 
+    def join(self, later: Selection) -> Selection:
+        """The choices of these queries and of the ones behind them, which saw a longer store."""
+        pool = None if self.pool is None or later.pool is None else _rows_below(self.pool, later.pool)
+        return Selection(_rows_below(self.index, later.index), later.entries, pool)
+
     def last(self, n: int) -> Selection:
         """The same for the last n queries."""
         pool = None if self.pool is None else self.pool[:, -n:]
@@ -107,6 +116,12 @@ class Selection:
 
 
 @torch.no_grad()
+def _rows_below(first_BSK: Tensor, later_BSK: Tensor) -> Tensor:
+    """Both along the queries; the narrower one is filled up with -1, none."""
+    width = max(first_BSK.shape[-1], later_BSK.shape[-1])
+    return torch.cat([F.pad(x, (0, width - x.shape[-1]), value=-1) for x in (first_BSK, later_BSK)], 1)
+
+
 def score_and_select(
     q: Tensor, weight: Tensor, keys: Rows, first: Tensor, last: Tensor, k: int, *,
     block_size: int = 1, pool: Tensor | None = None, form_blocks: int = 0,
@@ -125,9 +140,15 @@ def score_and_select(
     n_blocks = min(form_blocks, -(-n_entries // block_size))
     if n_entries == 0:
         return first.new_empty(*first.shape, 0), first.new_empty(*first.shape, 0) if form_blocks else None
+    if q.shape[:2] == (1, 1) and are_few(1, q):
+        return few_index.score_and_select(
+            q, weight, keys, int(first), int(last), k, block_size=block_size, pool=pool, form_blocks=n_blocks,
+            count=count)  # fmt: skip
     per_query = q.shape[0] * (q.shape[2] * n_entries if pool is None else pool.shape[2] * block_size * q.shape[3])
     chunk = max(1, SCORE_ELEMENTS // max(1, per_query))
     picks, pools = [], []
+    # Packed keys are decoded once, not once per chunk of queries.
+    keys_BTJ = None if pool is not None else keys.narrow(0, max(1, int(last.max()))).all()
     for start in range(0, q.shape[1], chunk):
         part = slice(start, start + chunk)
         if pool is not None:
@@ -136,7 +157,8 @@ def score_and_select(
             column = select_top(scores, k)
             picks.append(torch.where(column < 0, -1, index_BSP.gather(-1, column.clamp(min=0))))
         else:
-            scores = _visible_scores(q[:, part], weight[:, part], keys, first[:, part], last[:, part])
+            assert keys_BTJ is not None
+            scores = _visible_scores(q[:, part], weight[:, part], keys_BTJ, first[:, part], last[:, part])
             picks.append(select_top(scores, k))
         if count is not None:
             count(scores.numel())
@@ -145,10 +167,12 @@ def score_and_select(
     return torch.cat(picks, 1), torch.cat(pools, 1) if form_blocks else None
 
 
-def _visible_scores(q_BSIJ: Tensor, weight_BSI: Tensor, keys: Rows, first_BS: Tensor, last_BS: Tensor) -> Tensor:
+def _visible_scores(
+    q_BSIJ: Tensor, weight_BSI: Tensor, keys_BTJ: Tensor, first_BS: Tensor, last_BS: Tensor
+) -> Tensor:
     """Scores of all entries that any of these queries sees; -inf where a query does not see one."""
     seen, everyone = max(1, int(last_BS.max())), int(last_BS.min())
-    scores_BST = index_scores(q_BSIJ, weight_BSI, keys.narrow(0, seen).all())
+    scores_BST = index_scores(q_BSIJ, weight_BSI, keys_BTJ[:, :seen])
     column = torch.arange(seen, device=scores_BST.device)
     # Entries that every query has behind it need no mask: of a long context that is nearly all.
     scores_BST[..., everyone:].masked_fill_(column[everyone:] >= last_BS.unsqueeze(-1), -torch.inf)

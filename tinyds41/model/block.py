@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from tinyds41.config import Config
-from tinyds41.formats import GLOBAL
 from tinyds41.mixing import collapse
 from tinyds41.model.attention import Attention
 from tinyds41.model.compressor import Compressor
@@ -53,6 +52,16 @@ class Carry:
         selections = {source: selection.last(n) for source, selection in self.selections.items()}
         lookback = None if self.lookback is None else self.lookback[:, -n:]
         return Carry(self.streams[:, -n:], self.mix[:, -n:], self.collapsed[:, -n:], lookback, selections)
+
+    def join(self, later: Carry) -> Carry:
+        """The state of these tokens and of the ones behind them."""
+        def both(mine: Tensor, theirs: Tensor) -> Tensor:
+            return torch.cat([mine, theirs], 1)
+
+        lookback = None if self.lookback is None or later.lookback is None else both(self.lookback, later.lookback)
+        selections = {source: mine.join(later.selections[source]) for source, mine in self.selections.items()}
+        return Carry(both(self.streams, later.streams), both(self.mix, later.mix),
+                     both(self.collapsed, later.collapsed), lookback, selections)  # fmt: skip
 
 
 class Block(nn.Module):
@@ -133,14 +142,12 @@ class Block(nn.Module):
         latent_BGC = self.compressor.latent(c, z)
         rotation = self.rope.rotation(positions, x.dtype)
         kv_BGC = rotate(latent_BGC, rotation)
-        if self.config.quantize_cache:
-            kv_BGC = GLOBAL.fake_quant(kv_BGC)
         with torch.no_grad():
             keys_BGJ = self.indexer.keys(latent_BGC, rotation)
         see(ctx.trace, f"{self.path}.compressor.latent", latent_BGC, by_query=False)
         see(ctx.trace, f"{self.path}.compressor.positions", positions, by_query=False)
-        see(ctx.trace, f"{self.path}.compressor.global_kv", kv_BGC, by_query=False)
         ctx.add_entries(layer, kv_BGC, keys_BGJ)
+        see(ctx.trace, f"{self.path}.compressor.global_kv", lambda: ctx.entries(layer).kv.all(), by_query=False)
 
     def _see_mixing(self, name: str, ctx: Context, pre: Tensor, post: Tensor, comb: Tensor) -> None:
         see(ctx.trace, f"{self.path}.{name}.pre", pre)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tinyds41.config import Config
-from tinyds41.formats import Rows
+from tinyds41.formats import GLOBAL, INDEX, WINDOW, Rows
 from tinyds41.model.rope import Rope
 from tinyds41.ops import Window
 from tinyds41.trace import Counters, Trace
@@ -48,7 +48,7 @@ class Context(Protocol):
         ...
 
     def add_window(self, layer: int, kv: Tensor) -> Window:
-        """Takes the new rows [B,S,C] and returns the rows around them."""
+        """Takes the new rows [B,S,C], rounds them to their format and returns the rows around them."""
         ...
 
     def groups(self, source: int, c: Tensor, z: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -56,7 +56,7 @@ class Context(Protocol):
         ...
 
     def add_entries(self, source: int, kv: Tensor, keys: Tensor) -> None:
-        """Stores the entries [B,G,C] and index keys [B,G,J] of the groups last returned."""
+        """Rounds and stores the entries [B,G,C] and index keys [B,G,J] of the groups last returned."""
         ...
 
     def entries(self, source: int | None) -> Entries:
@@ -108,6 +108,7 @@ class Sequence:
 
     def add_window(self, layer: int, kv: Tensor) -> Window:
         size = self.config.sliding_window
+        kv = WINDOW.fake_quant(kv) if self.config.quantize_cache else kv
         return Window(Rows(kv), torch.maximum(self.start, self.token - size + 1), size)
 
     def groups(self, source: int, c: Tensor, z: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -116,6 +117,8 @@ class Sequence:
 
     def add_entries(self, source: int, kv: Tensor, keys: Tensor) -> None:
         layout = self._layouts[self.plan[source].ratio]
+        if self.config.quantize_cache:
+            kv, keys = GLOBAL.fake_quant(kv), INDEX.fake_quant(keys)
         self._entries[source] = Entries(Rows(kv), Rows(keys), layout.first, layout.last)
 
     def entries(self, source: int | None) -> Entries:

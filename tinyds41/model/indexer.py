@@ -9,6 +9,7 @@ from tinyds41.config import Config
 from tinyds41.formats import INDEX
 from tinyds41.mixing import at_least_fp32
 from tinyds41.model.context import Context, Entries
+from tinyds41.model.linear import Linear
 from tinyds41.model.norm import RMSNorm
 from tinyds41.model.rope import rotate
 from tinyds41.model.width import check_width
@@ -29,19 +30,19 @@ class Indexer(nn.Module):
         self.config, self.layer, self.ops = config, layer, ops
         self.path = f"layers.{layer.layer}.indexer"
         n_heads, width = config.index_n_heads, config.index_head_dim
-        self.wq_b = nn.Linear(config.q_lora_rank, n_heads * width, bias=False)
-        self.weights_proj = nn.Linear(config.hidden_size, n_heads, bias=False)
-        self.wk = nn.Linear(config.head_dim, width, bias=False) if layer.writes_globals else None
+        self.wq_b = Linear(config.q_lora_rank, n_heads * width)
+        self.weights_proj = Linear(config.hidden_size, n_heads)
+        self.wk = Linear(config.head_dim, width) if layer.writes_globals else None
         self.k_norm = RMSNorm(width, config.rms_norm_eps) if layer.writes_globals else None
 
     def keys(self, latent: Tensor, rotation: Tensor) -> Tensor:
-        """k_j = fp4(rope(RMSNorm(latent_j W_ik), jm)), from the latent before RoPE.
+        """rope(RMSNorm(latent_j W_ik), jm), from the latent before RoPE; the context rounds it to FP4.
 
         Shapes: [B,G,C] -> [B,G,J].
         """
         assert self.wk is not None and self.k_norm is not None
         check_width(latent, self.config.head_dim, f"{self.path} latent")
-        return self._quantise(rotate(self.k_norm(self.wk(latent.detach())), rotation))
+        return rotate(self.k_norm(self.wk(latent.detach())), rotation)
 
     def queries(self, x: Tensor, query_latent: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
         """qI = fp4(rope(r W_iq, p)) and w = x W_iw.
@@ -51,7 +52,8 @@ class Indexer(nn.Module):
         check_width(x, self.config.hidden_size, self.path)
         check_width(query_latent, self.config.q_lora_rank, f"{self.path} query_latent")
         q_BSIJ = self.wq_b(query_latent.detach()).unflatten(-1, (self.config.index_n_heads, -1))
-        return self._quantise(rotate(q_BSIJ, rotation.unsqueeze(-2))), self.weights_proj(x.detach())
+        q_BSIJ = rotate(q_BSIJ, rotation.unsqueeze(-2))
+        return INDEX.fake_quant(q_BSIJ) if self.config.quantize_cache else q_BSIJ, self.weights_proj(x.detach())
 
     def forward(
         self, x: Tensor, query_latent: Tensor, ctx: Context, rotation: Tensor, pool: Tensor | None
@@ -92,6 +94,3 @@ class Indexer(nn.Module):
                 block = entry // self.config.candidate_block_size
                 allowed_BST &= (block[:, None] == pool.unsqueeze(-2)).any(-1)
             return scores_BST.masked_fill(~allowed_BST, -torch.inf)
-
-    def _quantise(self, rows: Tensor) -> Tensor:
-        return INDEX.fake_quant(rows) if self.config.quantize_cache else rows

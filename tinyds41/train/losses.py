@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tinyds41.formats import Rows
+from tinyds41.formats import INDEX, Rows
 from tinyds41.model.block import Block
 from tinyds41.model.context import PADDING, Sequence
 from tinyds41.model.indexer import Indexer
@@ -199,6 +199,8 @@ def _index_scores(model: Model, ctx: Sequence, source: int, queries: Tensor) -> 
     latent_BTC = ctx.trace[f"{kv_block.path}.compressor.latent"]
     positions_BT = ctx.trace[f"{kv_block.path}.compressor.positions"]
     keys_BTJ = _indexer(kv_block).keys(latent_BTC, kv_block.rope.rotation(positions_BT, latent_BTC.dtype))
+    if model.config.quantize_cache:  # as the context stores them
+        keys_BTJ = INDEX.fake_quant(keys_BTJ)
     return index_scores(q_BnIJ, weight_BnI, keys_BTJ)
 
 

@@ -1,0 +1,360 @@
+"""The packed cache of a running model, and `Tokens`: the `Context` in which new tokens meet it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tinyds41.config import Config
+from tinyds41.formats import GLOBAL, INDEX, WINDOW, Format, Rows
+from tinyds41.infer.report import CacheReport, StoreBytes
+from tinyds41.infer.stores import Growing, Recent
+from tinyds41.memory import require_device
+from tinyds41.model.context import Entries
+from tinyds41.model.rope import Rope
+from tinyds41.ops import Window
+from tinyds41.trace import Counters, Trace
+
+ROLLBACK = 64  # tokens; a drafter takes back a handful
+FILL_ROWS = 1 << 16  # rows that `Cache.fill` makes at a time
+
+
+@dataclass
+class _Source:
+    """What one Full layer stores: global KV, index keys, and the c and z rows of groups that are not full."""
+
+    kv: Growing
+    keys: Growing
+    pending: list[Recent] = field(default_factory=list)  # c, z; none where every token is a group
+
+
+class Cache:
+    """Packed rows of all layers for a batch of running texts; needs a config, no weights.
+
+    Global KV and index keys grow with the text, in chunks that are never moved. Windows, unfinished groups and
+    Engram's look-back keep their latest rows, and `rollback` more, so that as many tokens can be taken back.
+
+    lengths: tokens seen, per batch row. Shapes: see `Format.row_bytes`. Source: spec 3, 5. Lessons: 01, 06.
+    """
+
+    def __init__(
+        self, config: Config, *, batch: int = 1, dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu", rollback: int = ROLLBACK,
+    ):  # fmt: skip
+        if batch < 1 or rollback < 0:
+            raise ValueError(f"batch={batch}, rollback={rollback}: a row at least, and no negative rollback")
+        self.config, self.plan, self.rollback = config, config.plan(), rollback
+        self.dtype, self.device = dtype, require_device(device)
+        self.lengths = [0] * batch
+        # Below these lengths nothing can be cut exactly: the decoder ran on the end of a prompt only.
+        self.floors = [0] * batch
+        self.windows = [self._window(batch) for _ in self.plan]
+        self.sources = {layer.layer: self._source(batch, layer.ratio) for layer in self.plan if layer.writes_globals}
+        back = (config.engram_max_ngram_size or 1) - 1
+        self.history = Recent(batch, (), torch.int64, back + rollback, self.device)
+
+    def _form(self, form: Format) -> Format | None:
+        return form if self.config.quantize_cache else None
+
+    def _window(self, batch: int) -> Recent:
+        width, form = self.config.head_dim, self._form(WINDOW)
+        row, dtype = (width, self.dtype) if form is None else (form.row_bytes(width), torch.uint8)
+        return Recent(batch, (row,), dtype, self.config.sliding_window - 1 + self.rollback, self.device)
+
+    def _source(self, batch: int, ratio: int) -> _Source:
+        width = self.config.head_dim
+        kv = Growing(batch, width, self._form(GLOBAL), self.dtype, self.device)
+        keys = Growing(batch, self.config.index_head_dim, self._form(INDEX), self.dtype, self.device)
+        waiting = [Recent(batch, (width,), self.dtype, ratio - 1 + self.rollback, self.device) for _ in range(2)]
+        return _Source(kv, keys, waiting if ratio > 1 else [])
+
+    @property
+    def batch(self) -> int:
+        return len(self.lengths)
+
+    def reserve(self, n_tokens: int) -> None:
+        """Makes room for texts of n_tokens, so that a long prompt lies in one chunk."""
+        for layer, source in self.sources.items():
+            for store in (source.kv, source.keys):
+                store.reserve(n_tokens // self.plan[layer].ratio)
+
+    def tokens(self, n_new: int, pads: list[int] | None = None, *, counters: Counters | None = None,
+               trace: Trace | None = None) -> Tokens:  # fmt: skip
+        """The context of the next n_new columns; pads[b] of them, the first, are padding in batch row b."""
+        pads = pads if pads is not None and any(pads) else None
+        first = [length - (pads[b] if pads else 0) for b, length in enumerate(self.lengths)]
+        return Tokens(self, first, n_new, pads, counters or Counters(), trace)
+
+    def segment(self, n_last: int, new: list[int], *, counters: Counters | None = None) -> Tokens:
+        """The context in which the decoder runs on the last n_last columns of a prompt of new[b] tokens.
+
+        Where the prompt is longer than that, windows are cut at the segment's start: what the decoder's windows held
+        does not reach to it. Source: spec 5.
+        """
+        for b, length in enumerate(new):
+            if length > n_last:
+                for layer in self.plan[self.plan.n_encoder :]:
+                    self.windows[layer.layer].forget(b)
+                self.floors[b] = self.lengths[b]
+        pads = [max(0, n_last - length) for length in new]
+        first = [length - n_last for length in self.lengths]
+        return Tokens(self, first, n_last, pads if any(pads) else None, counters or Counters(), None)
+
+    def advance(self, n_new: int, pads: list[int] | None = None) -> None:
+        """The encoder has seen n_new columns."""
+        self.lengths = [n + n_new - (pads[b] if pads else 0) for b, n in enumerate(self.lengths)]
+
+    def fill(self, n_tokens: int, seed: int = 0) -> None:
+        """Random rows as if n_tokens had been read: to measure what a step costs, without a prefill.
+
+        Raises: ValueError for a cache that holds tokens, or for no token.
+        """
+        if any(self.lengths) or n_tokens < 1:
+            raise ValueError(f"fill with {n_tokens} tokens a cache that holds {self.lengths}: it must be empty")
+        generator = torch.Generator(self.device).manual_seed(seed)
+        self.reserve(n_tokens)
+        for layer, source in self.sources.items():
+            ratio = self.plan[layer].ratio
+            for store in (source.kv, source.keys):
+                for start in range(0, n_tokens // ratio, FILL_ROWS):
+                    store.append_packed(self._random(store, min(FILL_ROWS, n_tokens // ratio - start), generator))
+            for recent in source.pending:
+                recent.append(self._normal(n_tokens % ratio, self.config.head_dim, generator), None, 0)
+        for window in self.windows:
+            rows = self._normal(min(n_tokens, self.config.sliding_window), self.config.head_dim, generator)
+            window.append(WINDOW.encode(rows) if self.config.quantize_cache else rows, None, 0)
+        back = min(n_tokens, self.history.keep)
+        ids = torch.randint(self.config.vocab_size, (self.batch, back), generator=generator, device=self.device)
+        self.history.append(ids, None, 0)
+        self.lengths = [n_tokens] * self.batch
+
+    def _normal(self, n_rows: int, width: int, generator: torch.Generator) -> Tensor:
+        return torch.randn(self.batch, n_rows, width, generator=generator, device=self.device).to(self.dtype)
+
+    def _random(self, store: Growing, n_rows: int, generator: torch.Generator) -> Tensor:
+        """Random codes with the scales of normal values; every code of E2M1 is a number."""
+        if store.format is None:
+            return self._normal(n_rows, store.width, generator)
+        codes, scales = store.format.to_codes(self._normal(64, store.width, generator))
+        shape = (self.batch, n_rows, codes.shape[-1])
+        codes = torch.randint(256, shape, generator=generator, device=self.device, dtype=torch.uint8)
+        drawn = torch.randint(scales.shape[1], (n_rows,), generator=generator, device=self.device)
+        return torch.cat([codes, scales[:, drawn]], -1)
+
+    def truncate(self, lengths: list[int]) -> None:
+        """Takes back the tokens from lengths[b] on: as if they had never been.
+
+        Raises: ValueError where a text is shorter than that, or where what earlier tokens need is no longer there.
+        """
+        for b, n in enumerate(lengths):
+            self._check_cut(b, n)
+        counts = [length - n for length, n in zip(self.lengths, lengths, strict=True)]
+        for recent in (*self.windows, self.history, *(r for s in self.sources.values() for r in s.pending)):
+            # An emptied row drops what it holds, which may be less than all its tokens.
+            recent.drop([min(count, recent.held(b)) if lengths[b] == 0 else count for b, count in enumerate(counts)])
+            for b, n in enumerate(lengths):
+                if n == 0:
+                    recent.forget(b)
+        for layer, source in self.sources.items():
+            for store in (source.kv, source.keys):
+                store.lengths = [n // self.plan[layer].ratio for n in lengths]
+        self.lengths = list(lengths)
+        self.floors = [0 if n == 0 else floor for n, floor in zip(lengths, self.floors, strict=True)]
+
+    def _check_cut(self, b: int, n: int) -> None:
+        length = self.lengths[b]
+        if not 0 <= n <= length:
+            raise ValueError(f"truncate to {n} tokens: row {b} has {length}")
+        if n in (0, length):
+            return
+        if n < self.floors[b]:
+            raise ValueError(
+                f"truncate to {n} tokens: row {b} had its decoder run on the end of its first {self.floors[b]} tokens "
+                "only, so earlier decoder windows do not exist; prefill(..., mode='full') keeps them")  # fmt: skip
+        # What the tokens before n still need of the latest rows.
+        if any(recent.held(b) - (length - n) < min(n, reach) for recent, reach in self._reaches(n)):
+            raise ValueError(
+                f"truncate to {n} tokens: row {b} has {length}, and the rows before that are kept for "
+                f"rollback={self.rollback} tokens")  # fmt: skip
+
+    def _reaches(self, length: int) -> list[tuple[Recent, int]]:
+        """Each `Recent` with how many of its rows the token at position `length` reads."""
+        reaches = [(window, self.config.sliding_window - 1) for window in self.windows]
+        if self.config.engram_layer_ids:
+            reaches.append((self.history, (self.config.engram_max_ngram_size or 1) - 1))
+        for layer, source in self.sources.items():
+            reaches += [(recent, length % self.plan[layer].ratio) for recent in source.pending]
+        return reaches
+
+    def fork(self) -> Cache:
+        """A second cache that goes on from here; both share the chunks they do not write to."""
+        twin = Cache.__new__(Cache)
+        twin.__dict__.update(self.__dict__)
+        twin.lengths, twin.floors = list(self.lengths), list(self.floors)
+        twin.windows, twin.history = [window.fork() for window in self.windows], self.history.fork()
+        twin.sources = {
+            layer: _Source(source.kv.fork(), source.keys.fork(), [recent.fork() for recent in source.pending])
+            for layer, source in self.sources.items()
+        }
+        return twin
+
+    def reorder(self, rows: list[int]) -> None:
+        """Batch row i becomes what rows[i] was; rows may be left out or repeated."""
+        if not rows or not all(0 <= b < self.batch for b in rows):
+            raise ValueError(f"reorder to rows {rows}: there are rows 0..{self.batch - 1}")
+        for source in self.sources.values():
+            for store in (source.kv, source.keys, *source.pending):
+                store.reorder(rows)
+        for recent in (*self.windows, self.history):
+            recent.reorder(rows)
+        self.lengths, self.floors = ([values[b] for b in rows] for values in (self.lengths, self.floors))
+
+    def fingerprint(self) -> str:
+        """A hash of all that later tokens can read: equal caches give equal continuations.
+
+        Rows that are not packed, those of unfinished groups, enter rounded to fp32.
+        """
+        digest = hashlib.sha256()
+        for b, length in enumerate(self.lengths):
+            digest.update(f"row {b}: {length}".encode())
+            for tensor in self._state(b, length):
+                tensor = tensor.float() if tensor.is_floating_point() else tensor
+                digest.update(tensor.contiguous().cpu().numpy().tobytes())
+        return digest.hexdigest()
+
+    def _state(self, b: int, length: int):
+        yield from (recent.latest(b, reach) for recent, reach in self._reaches(length))
+        for source in self.sources.values():
+            yield source.kv.stored(b)
+            yield source.keys.stored(b)
+
+    def report(self) -> CacheReport:
+        """Bytes by store, from the buffers. Units: bytes."""
+        stores = []
+        for layer, source in self.sources.items():
+            for kind, store in (("global_kv", source.kv), ("index_keys", source.keys)):
+                stores.append(StoreBytes(f"layers.{layer}.{kind}", kind, sum(store.lengths), store.row_bytes))
+            for kind, recent in zip(("c", "z"), source.pending, strict=False):
+                waiting = sum(n % self.plan[layer].ratio for n in self.lengths)
+                stores.append(StoreBytes(f"layers.{layer}.group.{kind}", "group", waiting, _row_bytes(recent)))
+        for layer, window in enumerate(self.windows):
+            held = sum(min(window.held(b), self.config.sliding_window) for b in range(self.batch))
+            stores.append(StoreBytes(f"layers.{layer}.window", "window", held, _row_bytes(window)))
+        allocated = sum(
+            chunk.numel() * chunk.element_size() for source in self.sources.values()
+            for store in (source.kv, source.keys) for chunk in store.chunks)  # fmt: skip
+        recents = (*self.windows, self.history, *(r for s in self.sources.values() for r in s.pending))
+        allocated += sum(recent.buffer.numel() * recent.buffer.element_size() for recent in recents)
+        return CacheReport(sum(self.lengths), tuple(stores), allocated)
+
+
+def _row_bytes(recent: Recent) -> int:
+    return recent.buffer[0, 0].numel() * recent.buffer.element_size()
+
+
+class Tokens:
+    """New tokens that read and extend a cache: the `Context` of prefill, decode and replay.
+
+    first[b] is the position of column 0 in batch row b; columns before pads[b] are padding. Shapes: positions [B,S].
+    """
+
+    def __init__(self, cache: Cache, first: list[int], n_new: int, pads: list[int] | None, counters: Counters,
+                 trace: Trace | None):  # fmt: skip
+        self.cache, self.config, self.plan = cache, cache.config, cache.plan
+        self.counters, self.trace, self.pads = counters, trace, pads
+        self.n_new, self.device = n_new, cache.device
+        column = torch.arange(n_new, device=self.device)
+        start = torch.tensor(first, device=self.device).unsqueeze(1)
+        if pads is None:
+            # One row of positions where all texts are equally long: turned once for the whole batch.
+            same = len(set(first)) == 1
+            self.positions = (column + first[0]).expand(len(first), -1) if same else column + start
+            self.alive = torch.ones(len(first), n_new, dtype=torch.bool, device=self.device)
+        else:
+            self.alive = column >= torch.tensor(pads, device=self.device).unsqueeze(1)
+            self.positions = (column + start).masked_fill(~self.alive, 0)
+        self._first = [position + (pads[b] if pads else 0) for b, position in enumerate(first)]
+        self._rotations: dict[bool, Tensor] = {}
+        self._seen: dict[tuple[int, ...], Tensor] = {}
+        self._visible: dict[int, Tensor] = {}
+        self._counts: dict[int, list[int]] = {}
+
+    @property
+    def new(self) -> list[int]:
+        """New tokens of each batch row."""
+        return [self.n_new - (self.pads[b] if self.pads else 0) for b in range(self.cache.batch)]
+
+    def rotation(self, rope: Rope, dtype: torch.dtype) -> Tensor:
+        if rope.compressed not in self._rotations:
+            self._rotations[rope.compressed] = rope.rotation(self.positions, dtype)
+        return self._rotations[rope.compressed]
+
+    def add_window(self, layer: int, kv: Tensor) -> Window:
+        size, cache = self.config.sliding_window, self.cache
+        form = WINDOW if self.config.quantize_cache else None
+        data, start = cache.windows[layer].append(kv if form is None else form.encode(kv), self.pads, size - 1)
+        return Window(Rows(data, form, kv.shape[-1], cache.dtype), self._window_first(data.shape[1], start), size)
+
+    def _window_first(self, n_rows: int, start: list[int]) -> Tensor:
+        """The first row each query sees: not before its text begins, not W rows back."""
+        key = (n_rows, *start)
+        if key not in self._seen:
+            row = torch.arange(n_rows - self.n_new, n_rows, device=self.device) - self.config.sliding_window + 1
+            self._seen[key] = torch.maximum(row, torch.tensor(start, device=self.device).unsqueeze(1))
+        return self._seen[key]
+
+    def groups(self, source: int, c: Tensor, z: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+        ratio, new = self.plan[source].ratio, self.new
+        waiting = [position % ratio for position in self._first]
+        self._counts[source] = [(w + n) // ratio for w, n in zip(waiting, new, strict=True)]
+        n_groups = max(self._counts[source])
+        group = torch.arange(n_groups, device=self.device) * ratio
+        start = [position - w for position, w in zip(self._first, waiting, strict=True)]
+        positions_BG = torch.tensor(start, device=self.device).unsqueeze(1) + group
+        pending = self.cache.sources[source].pending
+        if not pending:  # every token is a group
+            return self._first_groups(c, n_groups), None, positions_BG
+        assert z is not None
+        c, z = (recent.append(x, self.pads, ratio - 1)[0] for recent, x in zip(pending, (c, z), strict=True))
+        return self._pool(c, waiting, n_groups, ratio), self._pool(z, waiting, n_groups, ratio), positions_BG
+
+    def _first_groups(self, c_BSC: Tensor, n_groups: int) -> Tensor:
+        """Groups of one token, those of padding moved behind the others."""
+        if self.pads is not None:
+            column = torch.arange(n_groups, device=self.device) + torch.tensor(self.pads, device=self.device)[:, None]
+            c_BSC = c_BSC.gather(1, column.clamp_(max=self.n_new - 1).unsqueeze(-1).expand(-1, -1, c_BSC.shape[-1]))
+        return c_BSC.unsqueeze(2)
+
+    def _pool(self, rows_BTC: Tensor, waiting: list[int], n_groups: int, ratio: int) -> Tensor:
+        """[B,T,C], whose last rows are the new ones, to groups [B,G,m,C]; a batch row with fewer groups repeats."""
+        begin = [rows_BTC.shape[1] - n - w for n, w in zip(self.new, waiting, strict=True)]
+        if len(set(begin)) == 1:
+            return rows_BTC[:, begin[0] : begin[0] + n_groups * ratio].unflatten(1, (n_groups, ratio))
+        column = torch.arange(n_groups * ratio, device=self.device)
+        index = (torch.tensor(begin, device=self.device).unsqueeze(1) + column).clamp_(0, rows_BTC.shape[1] - 1)
+        flat = rows_BTC.gather(1, index.unsqueeze(-1).expand(-1, -1, rows_BTC.shape[-1]))
+        return flat.unflatten(1, (n_groups, ratio))
+
+    def add_entries(self, source: int, kv: Tensor, keys: Tensor) -> None:
+        store = self.cache.sources[source]
+        store.kv.append(kv, self._counts[source])
+        store.keys.append(keys, self._counts[source])
+
+    def entries(self, source: int | None) -> Entries:
+        assert source is not None
+        store, ratio = self.cache.sources[source], self.plan[source].ratio
+        if ratio not in self._visible:
+            last = (self.positions + 1) // ratio
+            self._visible[ratio] = last if self.pads is None else last.masked_fill(~self.alive, 0)
+        last = self._visible[ratio]
+        return Entries(store.kv.rows(), store.keys.rows(), torch.zeros_like(last), last)
+
+    def look_back(self, ids: Tensor, n: int) -> Tensor:
+        ids = ids.masked_fill(~self.alive, -1) if self.pads is not None else ids
+        rows, start = self.cache.history.append(ids, self.pads, n - 1)
+        absent = torch.arange(rows.shape[1], device=self.device) < torch.tensor(start, device=self.device).unsqueeze(1)
+        rows = torch.cat([rows.new_full((rows.shape[0], n - 1), -1), rows.masked_fill(absent, -1)], 1)
+        return rows.unfold(1, n, 1)[:, -self.n_new :].flip(-1)
