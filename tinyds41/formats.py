@@ -187,8 +187,8 @@ class Rows:
             return self.data.new_zeros((*index.shape, self.width), dtype=self.dtype)
         lowest, highest = (int(bound) for bound in index.aminmax())
         # Checked here, because in the flat store the next batch row's entries follow: a silent leak.
-        if lowest < -1 or highest >= self.data.shape[1]:
-            raise IndexError(f"entries {lowest}..{highest} are not in a store of {self.data.shape[1]}")
+        if lowest < -1 or highest >= self.shape[1]:
+            raise IndexError(f"entries {lowest}..{highest} are not in a store of {self.shape[1]}")
         return self._decode(self._gather(index, has_missing=lowest < 0))
 
     def _gather(self, index: Tensor, has_missing: bool) -> Tensor:

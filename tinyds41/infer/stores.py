@@ -73,7 +73,8 @@ class Growing:
         missing = n_rows - self.capacity
         if missing > 0:
             size = max(missing, self.capacity, FIRST_CHUNK)
-            self.chunks.append(torch.empty(self.batch, size, self.row[0], dtype=self.row[1], device=self.device))
+            # Zeros, because a query without a choice gathers row 0, written or not: weight 0 times NaN would be NaN.
+            self.chunks.append(torch.zeros(self.batch, size, self.row[0], dtype=self.row[1], device=self.device))
             self._shared.append(False)
 
     def append(self, rows: Tensor, counts: list[int]) -> None:
