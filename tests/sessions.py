@@ -48,7 +48,8 @@ def feed(cache: Cache, ids: Tensor, pads: list[int] | None = None) -> tuple[Toke
     if config.engram_layer_ids:
         ctx.look_back(ids, config.engram_max_ngram_size or 1)
     for layer in cache.plan:
-        rows, others = (part[ids].to(cache.dtype) for part in _rows_of_ids(layer.layer, config.vocab_size, config.head_dim))
+        tables = _rows_of_ids(layer.layer, config.vocab_size, config.head_dim)
+        rows, others = (table[ids].to(cache.dtype) for table in tables)
         if layer.writes_globals:
             c, z, _ = ctx.groups(layer.layer, rows, others if layer.ratio > 1 else None)
             latent = c[:, :, 0] if z is None else c[:, :, 0] + z[:, :, -1]

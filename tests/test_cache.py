@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from models import NANO, PAD, random_ids
+from models import NANO, PAD, random_ids, window_only
 from sessions import SHORT, alone, fed, feed, ratio, without_decoder, without_engram
 
 from tinyds41.config import Config
@@ -68,9 +68,7 @@ def test_a_long_text_in_pieces_stores_the_same(config, dtype, short_buffers):
 def test_the_fingerprint_sees_every_token_that_is_still_read():
     """Another token anywhere: its entry stays for ever. Without global entries only what windows hold counts."""
     ids = random_ids(1, 12)
-    windows_only = without_engram(SHORT.replace(
-        compress_ratios=[0] * 5, kv_source_layer_ids=[], index_source_layer_ids=[], candidate_source_layer_id=None))  # fmt: skip
-    for config, reach in ((SHORT, 12), (windows_only, 3)):
+    for config, reach in ((SHORT, 12), (window_only(), 3)):
         expected = fed(config, ids).fingerprint()
         for t in range(12):
             changed = ids.clone()

@@ -238,7 +238,8 @@ def test_a_prompt_lies_in_one_chunk(model, monkeypatch):
     monkeypatch.setattr(stores, "FIRST_CHUNK", 2)
     session = Session(model)
     session.prefill(random_ids(1, 13), chunk=4)
-    assert [chunk.shape[1] for chunk in session.cache.sources[2].kv.chunks] == [13]
+    session.extend(random_ids(1, 20))
+    assert [chunk.shape[1] for chunk in session.cache.sources[2].kv.chunks] == [13 + stores.SLACK]
 
 
 # ---- counters ----

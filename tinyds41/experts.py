@@ -9,6 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tinyds41 import few_tokens
+from tinyds41.few_tokens import are_few
+from tinyds41.graph import apply
 from tinyds41.mixing import at_least_fp32
 
 
@@ -19,6 +22,8 @@ def experts(x: Tensor, index: Tensor, weight: Tensor, w1: Tensor, w2: Tensor, w3
 
     Shapes: x [n,D], index and weight [n,A], w1 and w3 [E,F,D], w2 [E,D,F] -> [n,D] in at least fp32. Source: spec 8.
     """
+    if are_few(len(x), x):  # sorting the visits would take longer than their products
+        return few_tokens.experts(x, index, weight, w1, w2, w3, limit)
     order, counts = _by_expert(index, w1.shape[0])
     parts = x.index_select(0, order // index.shape[1]).split(counts.tolist())
     # unbind, not w1[e]: the gradient of each w1[e] is an array of zeros as large as all experts.
@@ -61,7 +66,9 @@ def _back_to_tokens(outputs: Tensor, order: Tensor, weight: Tensor) -> Tensor:
 def swiglu(x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor, limit: float) -> Tensor:
     """w2( silu(min(w1 x, c)) * clamp(w3 x, -c, c) ), c = swiglu_limit. Source: spec 2."""
     flat_nD = x.reshape(x.shape[:-1].numel(), x.shape[-1])
-    return _SwiGLU.apply(flat_nD, w1, w2, w3, limit).view(*x.shape[:-1], w2.shape[0])
+    if are_few(len(flat_nD), x):
+        return few_tokens.swiglu(flat_nD, w1, w2, w3, limit).view(*x.shape[:-1], w2.shape[0])
+    return apply(_SwiGLU, flat_nD, w1, w2, w3, limit).view(*x.shape[:-1], w2.shape[0])
 
 
 class _SwiGLU(torch.autograd.Function):

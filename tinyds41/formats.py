@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tinyds41 import few_codec
 from tinyds41.elements import (
     ELEMENTS,
     block_scales,
@@ -20,6 +21,7 @@ from tinyds41.elements import (
     to_exponent_bytes,
     unpack_nibbles,
 )
+from tinyds41.few_tokens import apart, are_few
 
 # Smallest amax a block may claim, by (element, scale): it keeps the scale of a zero block representable.
 AMAX_FLOORS = {("e4m3", "ue8m0"): 1e-4, ("e2m1", "ue8m0"): 6 * 2.0**-126, ("e2m1", "e4m3"): 6 * 2.0**-9}
@@ -90,6 +92,10 @@ class Format:
 
         Shapes: x [..., width] -> [..., code_bytes(width)], [..., width / block].
         """
+        if self._is_few(x):
+            few = few_codec.to_codes(x, self.element, self.block, self.scale, AMAX_FLOORS[self.element, self.scale])
+            if few is not None:
+                return torch.from_numpy(few[0]), torch.from_numpy(few[1])
         values, scales = self._quantise(x.detach())
         codes = pack_nibbles(values.flatten(-2)) if self.element == "e2m1" else to_e4m3_bytes(values.flatten(-2))
         scales = scales.squeeze(-1)
@@ -100,12 +106,22 @@ class Format:
 
         Shapes: [..., code bytes], [..., blocks] uint8 -> dtype [..., width].
         """
+        if codes.numel() <= few_codec.FEW_VALUES and apart(codes.device):
+            few = few_codec.from_codes(codes.numpy(), scales.numpy(), self.element, self.scale)
+            return torch.from_numpy(few).to(dtype)
         values = unpack_nibbles(codes) if self.element == "e2m1" else from_e4m3_bytes(codes)
         scales = from_e4m3_bytes(scales) if self.scale == "e4m3" else from_exponent_bytes(scales)
         blocks = values.unflatten(-1, (scales.shape[-1], self.block))
         return blocks.mul_(scales.unsqueeze(-1)).flatten(-2).to(dtype)
 
+    def _is_few(self, x: Tensor) -> bool:
+        return 0 < x.numel() <= few_codec.FEW_VALUES and are_few(1, x) and x.ndim > 0 and x.shape[-1] % self.block == 0
+
     def _rounded(self, x: Tensor) -> Tensor:
+        if self._is_few(x):
+            few = few_codec.rounded(x, self.element, self.block, self.scale, AMAX_FLOORS[self.element, self.scale])
+            if few is not None:
+                return few.to(x.dtype)
         values, scales = self._quantise(x)
         return values.mul_(scales).flatten(-2).to(x.dtype)
 

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tinyds41 import few_tokens
+from tinyds41.few_tokens import are_few
+from tinyds41.graph import apply
 from tinyds41.sinkhorn import sinkhorn
 
 # Values of one piece of the streams. On a CPU each piece passes through all steps below while it is in the cache; as a
@@ -32,8 +35,10 @@ def hyper_coefficients(
         comb [B,S,N,N] (source, target), doubly normalised, in at least fp32; streams as given. Source: spec 7.
     """
     n_streams = streams.shape[2]
+    if are_few(streams.shape[:2].numel(), streams):
+        return *few_tokens.coefficients(streams, fn, scale, base, n_iters, eps, norm_eps), streams
     flat_nX = at_least_fp32(streams).flatten(0, 1).flatten(1)
-    t_nX, same_nX = _NormedLinear.apply(flat_nX, at_least_fp32(fn), norm_eps)
+    t_nX, same_nX = apply(_NormedLinear, flat_nX, at_least_fp32(fn), norm_eps)
     t_BSX = t_nX.unflatten(0, streams.shape[:2])
     scale, base = at_least_fp32(scale), at_least_fp32(base)
     t_pre, t_post, t_comb = t_BSX.split([n_streams, n_streams, n_streams**2], -1)
@@ -97,8 +102,9 @@ def hyper_step(streams: Tensor, y: Tensor, post: Tensor, comb: Tensor, mix: Tens
 
     Shapes: streams [B,S,N,D], y [B,S,D], comb [B,S,N,N] (source, target). Source: spec 7.
     """
-    flat = (at_least_fp32(x).flatten(0, 1) for x in (streams, y, post, comb, mix))
-    new_nND, u_nD = _HyperStep.apply(*flat)
+    if are_few(streams.shape[:2].numel(), streams):
+        return few_tokens.step(streams, y, post, comb, mix)
+    new_nND, u_nD = apply(_HyperStep, *(at_least_fp32(x).flatten(0, 1) for x in (streams, y, post, comb, mix)))
     return new_nND.view(streams.shape).to(streams.dtype), u_nD.view(y.shape).to(streams.dtype)
 
 

@@ -15,8 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tinyds41 import few_tokens
 from tinyds41.experts import experts, experts_grouped, swiglu
+from tinyds41.few_tokens import are_few
 from tinyds41.formats import Rows
+from tinyds41.graph import apply
 from tinyds41.mixing import at_least_fp32, hyper_coefficients, hyper_step
 from tinyds41.selection import Selection, index_scores, pool_blocks, score_and_select, select_top
 
@@ -54,6 +57,10 @@ def attend(
     """
     n_chosen = 0 if selection is None else selection.index.shape[-1]
     selection = selection if n_chosen else None  # a store without entries has nothing to choose
+    if q.shape[1] == 1 and are_few(len(q), q):
+        chosen = None if selection is None else next(selection.rows(1, count))
+        absent = None if selection is None else selection.index < 0
+        return few_tokens.attend(q, window.rows.all(), window.first, chosen, absent, sink)
     per_query = q.shape[0] * q.shape[2] * (2 * window.size + n_chosen)
     # Whole windows per chunk, because the bands below are cut in windows.
     chunk = max(1, ATTEND_ELEMENTS // per_query // window.size) * window.size
@@ -66,7 +73,7 @@ def attend(
         first_BS = window.first[:, start:stop] - begin
         band_BbwC, hidden_BSw = _bands(rows_BTC[:, begin : past + stop], first_BS, window.size)
         absent_BSK = None if selection is None else selection.index[:, start:stop] < 0
-        outputs.append(_Attend.apply(q_BSHC, band_BbwC, hidden_BSw, chosen_BSKC, absent_BSK, sink))
+        outputs.append(apply(_Attend, q_BSHC, band_BbwC, hidden_BSw, chosen_BSKC, absent_BSK, sink))
         start = stop
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tinyds41 import few_index, few_tokens
+from tinyds41.few_tokens import are_few
 from tinyds41.formats import Rows
 from tinyds41.mixing import at_least_fp32
 
@@ -27,6 +29,8 @@ def select_top(scores: Tensor, k: int) -> Tensor:
     Source: spec 4.4. The only top-k of the project: bare `topk` breaks ties at random.
     """
     n_entries = scores.shape[-1]
+    if n_entries <= few_tokens.FEW_SCORES and are_few(scores.shape[:-1].numel(), scores):
+        return few_tokens.select_top(scores, k)
     if n_entries <= k:
         index = torch.arange(n_entries, device=scores.device).expand(scores.shape)
         return F.pad(_ascending(index, scores), (0, k - n_entries), value=-1)
@@ -136,6 +140,10 @@ def score_and_select(
     n_blocks = min(form_blocks, -(-n_entries // block_size))
     if n_entries == 0:
         return first.new_empty(*first.shape, 0), first.new_empty(*first.shape, 0) if form_blocks else None
+    if q.shape[:2] == (1, 1) and are_few(1, q):
+        return few_index.score_and_select(
+            q, weight, keys, int(first), int(last), k, block_size=block_size, pool=pool, form_blocks=n_blocks,
+            count=count)  # fmt: skip
     per_query = q.shape[0] * (q.shape[2] * n_entries if pool is None else pool.shape[2] * block_size * q.shape[3])
     chunk = max(1, SCORE_ELEMENTS // max(1, per_query))
     picks, pools = [], []

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tinyds41.graph import apply
+
 
 def sinkhorn(logits: Tensor, n_iters: int, eps: float) -> Tensor:
     """Rows to a softmax plus eps, then columns, then (rows, columns) n_iters - 1 times.
@@ -18,7 +20,7 @@ def sinkhorn(logits: Tensor, n_iters: int, eps: float) -> Tensor:
     # Tokens last: every sum over N streams becomes N long vector additions.
     logits_NNn = logits.reshape(-1, n_streams, n_streams).permute(1, 2, 0)
     start_NNn = logits_NNn.softmax(1) + eps
-    return _Sinkhorn.apply(start_NNn, n_iters, eps).permute(2, 0, 1).reshape(logits.shape)
+    return apply(_Sinkhorn, start_NNn, n_iters, eps).permute(2, 0, 1).reshape(logits.shape)
 
 
 class _Sinkhorn(torch.autograd.Function):

@@ -284,6 +284,7 @@ class Tokens:
         self._first = [position + (pads[b] if pads else 0) for b, position in enumerate(first)]
         self._rotations: dict[bool, Tensor] = {}
         self._seen: dict[tuple[int, ...], Tensor] = {}
+        self._visible: dict[int, Tensor] = {}
         self._counts: dict[int, list[int]] = {}
 
     @property
@@ -349,10 +350,11 @@ class Tokens:
 
     def entries(self, source: int | None) -> Entries:
         assert source is not None
-        store = self.cache.sources[source]
-        last = (self.positions + 1) // self.plan[source].ratio
-        if self.pads is not None:
-            last = last.masked_fill(~self.alive, 0)
+        store, ratio = self.cache.sources[source], self.plan[source].ratio
+        if ratio not in self._visible:
+            last = (self.positions + 1) // ratio
+            self._visible[ratio] = last if self.pads is None else last.masked_fill(~self.alive, 0)
+        last = self._visible[ratio]
         return Entries(store.kv.rows(), store.keys.rows(), torch.zeros_like(last), last)
 
     def look_back(self, ids: Tensor, n: int) -> Tensor:

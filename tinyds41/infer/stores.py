@@ -72,8 +72,8 @@ class Growing:
         """Makes room for n_rows in all."""
         missing = n_rows - self.capacity
         if missing > 0:
-            size = max(missing, self.capacity, FIRST_CHUNK)
-            # Zeros, because a query without a choice gathers row 0, written or not: weight 0 times NaN would be NaN.
+            size = max(missing + SLACK, self.capacity, FIRST_CHUNK)
+            # Zeros, because what lies there is multiplied by 0 where a query has nothing to choose.
             self.chunks.append(torch.zeros(self.batch, size, self.row[0], dtype=self.row[1], device=self.device))
             self._shared.append(False)
 
@@ -143,7 +143,7 @@ class Recent:
 
     def __init__(self, batch: int, row: tuple[int, ...], dtype: torch.dtype, keep: int, device: torch.device):
         self.keep, self.end, self.start = keep, 0, [0] * batch
-        self.buffer = torch.empty(batch, keep + SLACK, *row, dtype=dtype, device=device)
+        self.buffer = torch.zeros(batch, keep + SLACK, *row, dtype=dtype, device=device)
 
     def held(self, b: int) -> int:
         """Rows that batch row b has."""

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from tinyds41.config import Config
 from tinyds41.model.context import Context
+from tinyds41.model.linear import Linear
 from tinyds41.model.norm import RMSNorm
 from tinyds41.model.rope import rotate
 from tinyds41.model.width import check_width
@@ -25,14 +26,14 @@ class Attention(nn.Module):
         self.config, self.layer, self.ops = config, layer, ops
         self.path = f"layers.{layer}.attn"
         width, n_heads, groups = config.hidden_size, config.num_attention_heads, config.o_groups
-        self.wq_a = nn.Linear(width, config.q_lora_rank, bias=False)
+        self.wq_a = Linear(width, config.q_lora_rank)
         self.q_norm = RMSNorm(config.q_lora_rank, config.rms_norm_eps)
-        self.wq_b = nn.Linear(config.q_lora_rank, n_heads * config.head_dim, bias=False)
-        self.wkv = nn.Linear(width, config.head_dim, bias=False)
+        self.wq_b = Linear(config.q_lora_rank, n_heads * config.head_dim)
+        self.wkv = Linear(width, config.head_dim)
         self.kv_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
         # One matrix per group, stacked along the rows as in released files.
-        self.wo_a = nn.Linear(n_heads * config.head_dim // groups, groups * config.o_lora_rank, bias=False)
-        self.wo_b = nn.Linear(groups * config.o_lora_rank, width, bias=False)
+        self.wo_a = Linear(n_heads * config.head_dim // groups, groups * config.o_lora_rank)
+        self.wo_b = Linear(groups * config.o_lora_rank, width)
         self.attn_sink = nn.Parameter(torch.zeros(n_heads))
 
     def query_latent(self, x: Tensor) -> Tensor:
@@ -66,6 +67,7 @@ class Attention(nn.Module):
     def project(self, heads_BSHC: Tensor) -> Tensor:
         """Each group of heads through its own low-rank matrix, then all through one. Source: spec 2."""
         groups, rank = self.config.o_groups, self.config.o_lora_rank
-        heads_BSGX = heads_BSHC.flatten(2).unflatten(-1, (groups, -1))
-        wo_a_GrX = self.wo_a.weight.unflatten(0, (groups, rank))
-        return self.wo_b(torch.einsum("bsgx,grx->bsgr", heads_BSGX, wo_a_GrX).flatten(2))
+        heads_GnX = heads_BSHC.reshape(heads_BSHC.shape[:2].numel(), groups, -1).transpose(0, 1)
+        wo_a_GrX = self.wo_a.weight.view(groups, rank, -1)
+        mixed_nGr = torch.bmm(heads_GnX, wo_a_GrX.mT).transpose(0, 1)
+        return self.wo_b(mixed_nGr.reshape(*heads_BSHC.shape[:2], groups * rank))

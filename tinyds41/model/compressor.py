@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from tinyds41.config import Config
 from tinyds41.mixing import at_least_fp32
+from tinyds41.model.linear import Linear
 from tinyds41.model.norm import RMSNorm
 from tinyds41.model.width import check_width
 
@@ -20,9 +21,9 @@ class Compressor(nn.Module):
     def __init__(self, config: Config, ratio: int):
         super().__init__()
         self.ratio = ratio
-        self.wkv = nn.Linear(config.hidden_size, config.head_dim, bias=False)
+        self.wkv = Linear(config.hidden_size, config.head_dim)
         # One token needs no gate.
-        self.wgate = nn.Linear(config.hidden_size, config.head_dim, bias=False) if ratio > 1 else None
+        self.wgate = Linear(config.hidden_size, config.head_dim) if ratio > 1 else None
         self.norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -11,6 +11,7 @@ from tinyds41.formats import ENGRAM
 from tinyds41.mixing import at_least_fp32
 from tinyds41.model.context import Context
 from tinyds41.model.engram_gate import gated_read
+from tinyds41.model.linear import Linear
 from tinyds41.model.width import check_width
 from tinyds41.trace import see
 
@@ -118,7 +119,7 @@ class Engram(nn.Module):
         width, n_streams = config.hidden_size, config.hc_mult
         # Without an initialisation of its own, as in `Model`.
         self.embed = nn.Embedding.from_pretrained(torch.empty(n_rows, config.engram_head_dim), freeze=False)
-        self.wkv = nn.Linear(len(primes) * config.engram_head_dim, (n_streams + 1) * width, bias=False)
+        self.wkv = Linear(len(primes) * config.engram_head_dim, (n_streams + 1) * width)
         self.q_weight = nn.Parameter(torch.ones(n_streams, width))
         self.k_weight = nn.Parameter(torch.ones(n_streams, width))
 

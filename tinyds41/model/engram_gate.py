@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tinyds41.graph import apply
 from tinyds41.mixing import pieces
 
 
@@ -20,7 +21,7 @@ def gated_read(streams: Tensor, read: Tensor, weight: Tensor, alive: Tensor, eps
     Shapes: streams [n,N,D], read [n,(N+1)D] = keys and value, weight [N,D], alive [n] -> [n,N,D], gate [n,N].
     Source: spec 9.3.
     """
-    return _GatedRead.apply(streams, read, weight, alive, eps)
+    return apply(_GatedRead, streams, read, weight, alive, eps)
 
 
 class _GatedRead(torch.autograd.Function):

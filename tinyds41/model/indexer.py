@@ -9,6 +9,7 @@ from tinyds41.config import Config
 from tinyds41.formats import INDEX
 from tinyds41.mixing import at_least_fp32
 from tinyds41.model.context import Context, Entries
+from tinyds41.model.linear import Linear
 from tinyds41.model.norm import RMSNorm
 from tinyds41.model.rope import rotate
 from tinyds41.model.width import check_width
@@ -29,9 +30,9 @@ class Indexer(nn.Module):
         self.config, self.layer, self.ops = config, layer, ops
         self.path = f"layers.{layer.layer}.indexer"
         n_heads, width = config.index_n_heads, config.index_head_dim
-        self.wq_b = nn.Linear(config.q_lora_rank, n_heads * width, bias=False)
-        self.weights_proj = nn.Linear(config.hidden_size, n_heads, bias=False)
-        self.wk = nn.Linear(config.head_dim, width, bias=False) if layer.writes_globals else None
+        self.wq_b = Linear(config.q_lora_rank, n_heads * width)
+        self.weights_proj = Linear(config.hidden_size, n_heads)
+        self.wk = Linear(config.head_dim, width) if layer.writes_globals else None
         self.k_norm = RMSNorm(width, config.rms_norm_eps) if layer.writes_globals else None
 
     def keys(self, latent: Tensor, rotation: Tensor) -> Tensor:

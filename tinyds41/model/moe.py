@@ -6,9 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tinyds41 import few_tokens
 from tinyds41.config import Config
+from tinyds41.few_tokens import are_few
 from tinyds41.mixing import at_least_fp32
 from tinyds41.model.context import Context
+from tinyds41.model.linear import Linear
 from tinyds41.model.width import check_width
 from tinyds41.ops import Ops, select_top, swiglu
 from tinyds41.trace import see
@@ -32,6 +35,9 @@ class Gate(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Shapes: x [B,S,D] -> scores [B,S,E], experts [B,S,A] (ascending), weights [B,S,A]."""
         check_width(x, self.weight.shape[1], "Gate")
+        if are_few(x.shape[:2].numel(), x):
+            logits_BSE = few_tokens.linear(x, self.weight) / self.temperature
+            return few_tokens.gate(logits_BSE, self.bias, self.n_active, self.scaling)
         logits_BSE = F.linear(at_least_fp32(x), at_least_fp32(self.weight)) / self.temperature
         scores_BSE = F.softplus(logits_BSE).sqrt()
         # Choose with the bias, weigh without it: a pushed expert must not shout louder.
@@ -46,9 +52,9 @@ class Expert(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         self.limit = config.swiglu_limit
-        self.w1 = nn.Linear(config.hidden_size, config.moe_intermediate_size, bias=False)
-        self.w2 = nn.Linear(config.moe_intermediate_size, config.hidden_size, bias=False)
-        self.w3 = nn.Linear(config.hidden_size, config.moe_intermediate_size, bias=False)
+        self.w1 = Linear(config.hidden_size, config.moe_intermediate_size)
+        self.w2 = Linear(config.moe_intermediate_size, config.hidden_size)
+        self.w3 = Linear(config.hidden_size, config.moe_intermediate_size)
 
     def forward(self, x: Tensor) -> Tensor:
         check_width(x, self.w1.in_features, "Expert")

@@ -8,6 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from tinyds41 import few_tokens
+from tinyds41.few_tokens import are_few
+from tinyds41.graph import apply
 from tinyds41.mixing import at_least_fp32
 from tinyds41.model.width import check_width
 
@@ -25,7 +28,9 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         check_width(x, self.weight.shape[0], "RMSNorm")
-        return _RMSNorm.apply(at_least_fp32(x), at_least_fp32(self.weight), self.eps).to(x.dtype)
+        if are_few(x.numel() // x.shape[-1], x):
+            return few_tokens.norm(x, self.weight, self.eps)
+        return apply(_RMSNorm, at_least_fp32(x), at_least_fp32(self.weight), self.eps).to(x.dtype)
 
 
 class _RMSNorm(torch.autograd.Function):

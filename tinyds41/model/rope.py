@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tinyds41 import few_tokens
 from tinyds41.config import Config
+from tinyds41.few_tokens import are_few
+from tinyds41.graph import apply
 
 
 class Rope:
@@ -77,7 +80,9 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     n_rotary = 2 * rotation.shape[-1]
     if x.shape[-1] < n_rotary:
         raise ValueError(f"rotate: expected at least {n_rotary} channels, got {tuple(x.shape)}")
-    return _Rotate.apply(x, rotation)
+    if x.shape[-1] % 2 == 0 and rotation.dtype.to_real() == x.dtype and are_few(x.shape[:2].numel(), x):
+        return few_tokens.rotate(x, rotation)
+    return apply(_Rotate, x, rotation)
 
 
 class _Rotate(torch.autograd.Function):

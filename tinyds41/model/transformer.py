@@ -14,6 +14,7 @@ from tinyds41.model.block import Block, Carry
 from tinyds41.model.context import Context, Sequence
 from tinyds41.model.engram import Engram, check_token_map, identity_map
 from tinyds41.model.init import initialise
+from tinyds41.model.linear import Linear
 from tinyds41.model.norm import RMSNorm
 from tinyds41.model.rope import Rope
 from tinyds41.ops import Ops
@@ -73,7 +74,7 @@ class Model(nn.Module):
             engram = None if layer.engram is None else Engram(config, layer.engram)
             self.layers.append(Block(config, layer, ops, ropes, engram))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.head = Linear(config.hidden_size, config.vocab_size)
 
     def _set_token_map(self, token_map: Tensor | None, device: torch.device) -> None:
         if not self.config.engram_layer_ids:
