@@ -251,7 +251,7 @@ def test_a_fork_and_an_order_keep_what_was_skipped(model):
     session.fork().truncate([9, 1])
     for twin in (session, session.fork()):
         twin.reorder([1, 0])
-        with pytest.raises(ValueError, match="truncate to 8 tokens: row 1 had its decoder run on .* its first 9 tokens"):
+        with pytest.raises(ValueError, match="truncate to 8 tokens: row 1 had its decoder run on the end of its first"):
             twin.truncate([3, 8])
         twin.truncate([2, 9])
         twin.reorder([1, 0])

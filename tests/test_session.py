@@ -163,14 +163,12 @@ def test_a_rejected_draft_leaves_no_trace(dtype):
         clean.extend(ids[:, length - 1 : length])
         before = clean.fingerprint()
         going_on = clean.fork().decode(ids[:, length])
-        for rejected in (1, 2, 5):
-            rolled = clean.fork()
-            rolled.extend(draft[:, :rejected])
-            assert rolled.fingerprint() != before
-            rolled.truncate(length)
-            assert rolled.lengths == [length] and rolled.fingerprint() == before
-            if rejected == 5:
-                assert torch.equal(rolled.decode(ids[:, length]), going_on)
+        rolled = clean.fork()
+        rolled.extend(draft[:, : 1 + length % 5])  # every number below 6: test_cache.py
+        assert rolled.fingerprint() != before
+        rolled.truncate(length)
+        assert rolled.lengths == [length] and rolled.fingerprint() == before
+        assert torch.equal(rolled.decode(ids[:, length]), going_on)
 
 
 def test_a_draft_accepted_in_part_equals_never_drafted(model):
@@ -223,6 +221,7 @@ def test_several_chunks_equal_one(monkeypatch):
     expected = [whole.extend(ids[:, p : p + 1]) for p in range(15)]
     assert len(whole.cache.sources[2].kv.chunks) == 1
     monkeypatch.setattr(stores, "FIRST_CHUNK", 2)
+    monkeypatch.setattr(stores, "SLACK", 1)
     seen: list[int] = []
     for p in range(15):
         assert torch.equal(split.extend(ids[:, p : p + 1]), expected[p])
