@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 from models import random_ids, scattered, traced
@@ -14,7 +16,7 @@ from tinyds41.formats import GLOBAL, INDEX, Format
 from tinyds41.infer import stores
 from tinyds41.infer.session import Session
 from tinyds41.model.transformer import Model
-from tinyds41.trace import Trace
+from tinyds41.trace import COUNTS, Trace
 
 # Rounding of sums in another order; logits spread over 10.
 TOLERANCE = 1e-12
@@ -261,32 +263,43 @@ class Seen(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 6, 7, 31])
-def test_counters_are_what_the_dispatcher_sees_in_one_decode_step(length, monkeypatch):
-    """Scores and decoded rows, from the shapes of products and gathers; J = 96 is no other width of the model."""
+@pytest.mark.parametrize("n_rows", [1, 2])
+@pytest.mark.parametrize("length", [1, 2, 6, 31])
+def test_counters_are_what_the_dispatcher_sees_in_one_decode_step(length, n_rows, monkeypatch):
+    """Scores and decoded rows, from the shapes of products and gathers; J = 96 is no other width of the model.
+
+    Watched, a step is computed in PyTorch; not watched, one row goes through NumPy: the counters are the same.
+    """
     config = SHORT.replace(index_head_dim=96)
-    model, decoded = scattered(config), {GLOBAL.name: 0, INDEX.name: 0}
-    session = fed_session(model, random_ids(2, length))
-    decode = Format.decode
+    model, decoded, decode = scattered(config), Counter(), Format.decode
+    session, ids = fed_session(model, random_ids(n_rows, length)), torch.arange(9, 9 + n_rows)
+    unwatched = session.fork()
 
     def counted(self, rows, *rest):
-        decoded[self.name] = decoded.get(self.name, 0) + rows.shape[:-1].numel()
+        decoded[self.name] += rows.shape[:-1].numel()
         return decode(self, rows, *rest)
 
     monkeypatch.setattr(Format, "decode", counted)
+    logits = unwatched.decode(ids)
+    decoded_unwatched = Counter(decoded)
+    decoded.clear()
     with Seen(config) as seen:
-        session.decode([9, 10])
+        close(session.decode(ids), logits)
     counters, n = session.counters, length + 1
     pool = 2 * min(3, -(-n // 2))  # blocks of two: the newest may be half full
-    assert counters.entries_scored == {k: v for k, v in {1: 2 * (n // 2), 2: 2 * n, 4: 2 * pool}.items() if v}
+    expected = {1: n_rows * (n // 2), 2: n_rows * n, 4: n_rows * pool}
+    assert counters.entries_scored == {layer: count for layer, count in expected.items() if count}
     assert [count for count in seen.scores if count] == list(counters.entries_scored.values())
     # Layer 3 finds what layer 2 has gathered. No more rows are gathered than chosen, none are decoded twice.
-    chosen = {1: 2 * min(3, n // 2), 2: 2 * min(3, n), 4: 2 * min(3, n)}
-    assert counters.rows_decoded == {k: v for k, v in chosen.items() if v}
+    chosen = {1: n_rows * min(3, n // 2), 2: n_rows * min(3, n), 4: n_rows * min(3, n)}
+    assert counters.rows_decoded == {layer: count for layer, count in chosen.items() if count}
     assert seen.gathered == decoded[GLOBAL.name] == sum(chosen.values())
-    assert decoded[INDEX.name] == sum(counters.entries_scored.values())
-    assert counters.tokens_run == dict.fromkeys(range(5), 2)
-    assert counters.boundary_projections == {2: 2}
+    assert decoded[INDEX.name] == sum(expected.values())
+    assert counters.tokens_run == dict.fromkeys(range(5), n_rows)
+    assert counters.boundary_projections == {2: n_rows}
+    for name in COUNTS:
+        assert getattr(unwatched.counters, name) == getattr(counters, name)
+    assert decoded_unwatched == decoded
 
 
 def test_a_later_index_layer_scores_its_pool_however_long_the_text(model):

@@ -152,16 +152,17 @@ def content(store: Growing) -> list[Tensor]:
 
 @pytest.mark.parametrize("first", ["original", "twin"])
 def test_neither_of_a_fork_sees_the_other(first):
-    """Both write the same place: the next free row, and after a cut a row in the middle."""
-    original = filled(6)
+    """Both write the same place: the next free row, and after a cut a row that the other still has."""
     for length in (6, 3):
-        original.lengths = [length] * 2
+        original = filled(6)
         twin = original.fork()
         one, other = (original, twin) if first == "original" else (twin, original)
         before = content(other)
+        one.lengths = [length] * 2
         one.append(rows_of(2, 2, seed=1), [2, 2])
         assert all(torch.equal(x, y) for x, y in zip(content(other), before, strict=True))
         mine = content(one)
+        other.lengths = [length] * 2
         other.append(rows_of(2, 3, seed=2), [3, 3])
         assert all(torch.equal(x, y) for x, y in zip(content(one), mine, strict=True))
         assert not torch.equal(content(one)[0][length], content(other)[0][length])
