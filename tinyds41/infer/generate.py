@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -14,10 +13,6 @@ from tinyds41.model.transformer import Model
 from tinyds41.tokenizer import Tokenizer
 
 
-@overload
-def generate(model: Model | Session, prompt: str, **options: Any) -> str: ...
-@overload
-def generate(model: Model, prompt: Sequence[str], **options: Any) -> list[str]: ...
 def generate(
     model: Model | Session, prompt: str | Sequence[str], *, max_new_tokens: int = 100, temperature: float = 1.0,
     top_k: int | None = None, top_p: float | None = None, seed: int = 0, stop_ids: Sequence[int] = (),

@@ -59,6 +59,17 @@ class Session:
             raise ValueError("the session holds no text yet: prefill comes first")
         return self._cache
 
+    def start(self, batch: int = 1) -> Cache:
+        """An empty cache for so many rows, to fill it by other means than a prefill (`Cache.fill`).
+
+        Raises: ValueError for a session that holds text.
+        """
+        if any(self.lengths):
+            raise ValueError(f"the session holds texts of {self.lengths} tokens already")
+        self._cache = Cache(self.model.config, batch=batch, dtype=self.model.dtype, device=self.model.device,
+                            rollback=self.rollback)  # fmt: skip
+        return self._cache
+
     @property
     def lengths(self) -> list[int]:
         """Tokens of each batch row; empty before the first prefill."""
@@ -185,10 +196,7 @@ class Session:
                 f"{max(held)} tokens and {ids.shape[1]} more exceed max_position_embeddings="
                 f"{self.model.config.max_position_embeddings}")  # fmt: skip
         self.counters = Counters()
-        if self._cache is None:
-            self._cache = Cache(self.model.config, batch=ids.shape[0], dtype=self.model.dtype,
-                                device=self.model.device, rollback=self.rollback)  # fmt: skip
-        return self._cache
+        return self.start(ids.shape[0]) if self._cache is None else self._cache
 
 
 def pieces(ids: Tensor, pads: list[int] | None, chunk: int) -> Iterator[tuple[Tensor, list[int] | None]]:
