@@ -16,7 +16,7 @@ from tinyds41.model.transformer import Model
 from tinyds41.trace import Counters, Trace, see
 
 MODES = ("exact", "bounded", "full")
-CHUNK = 2048  # prompt tokens that pass the encoder at a time
+CHUNK = 1024  # prompt tokens that pass the encoder at a time: as many share their gathered rows, see SHARED
 
 
 def decoder_tokens(config: Config, mode: str) -> int | None:
