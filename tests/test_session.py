@@ -30,10 +30,9 @@ VARIANTS = {
     "no Engram": without_engram(),
     "no decoder": without_decoder(),
     "multi pass": SHORT.replace(mhc_mode="multi_pass"),
-    # A decoder layer that follows the encoder's choice, and Engram in the decoder. The first chunk that the decoder
-    # needs has 3 entries to choose 5 from.
-    "encoder's choice": ratio(2).replace(compress_ratios=[0, 2, 1, 1, 2], index_source_layer_ids=[1, 2, 3],
-                                         engram_layer_ids=[1, 3], engram_num_embeddings=[156, 304], index_topk=5),
+    # A decoder layer that follows the encoder's choice, and Engram in the decoder; each chunk has fewer entries than K.
+    "encoder's choice": ratio(2).replace(compress_ratios=[0, 2, 1, 2, 1], index_topk=64, engram_layer_ids=[1, 3],
+                                         engram_num_embeddings=[156, 304]),
     # A decoder layer that chooses inside the encoder's pool.
     "encoder's pool": ratio(2).replace(compress_ratios=[0, 2, 1, 1, 2], candidate_source_layer_id=1,
                                        candidate_topk_blocks=2),
