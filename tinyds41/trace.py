@@ -53,6 +53,10 @@ class Trace(Mapping[str, Tensor]):
             value = value.index_select(1, self.queries.to(value.device))
         self._kept[name] = value.detach() if self.detach else value
 
+    def copy_kept(self) -> None:
+        """Takes what is kept out of buffers that are written again, as those of a cache are."""
+        self._kept = {name: value.clone() for name, value in self._kept.items()}
+
     def finish(self) -> None:
         """Called when a run ends. Raises KeyError for a pattern that matched no name of the run."""
         for pattern in self.patterns:

@@ -152,7 +152,7 @@ class Cache:
         for b, n in enumerate(lengths):
             self._check_cut(b, n)
         counts = [length - n for length, n in zip(self.lengths, lengths, strict=True)]
-        for recent in (*self.windows, self.history, *(r for s in self.sources.values() for r in s.pending)):
+        for recent in self._recents():
             # An emptied row drops what it holds, which may be less than all its tokens.
             recent.drop([min(count, recent.held(b)) if lengths[b] == 0 else count for b, count in enumerate(counts)])
             for b, n in enumerate(lengths):
@@ -179,6 +179,11 @@ class Cache:
             raise ValueError(
                 f"truncate to {n} tokens: row {b} has {length}, and the rows before that are kept for "
                 f"rollback={self.rollback} tokens")  # fmt: skip
+
+    def _recents(self) -> list[Recent]:
+        """All stores of latest rows that are written; nobody looks back without Engram."""
+        history = [self.history] if self.config.engram_layer_ids else []
+        return [*self.windows, *history, *(recent for source in self.sources.values() for recent in source.pending)]
 
     def _reaches(self, length: int) -> list[tuple[Recent, int]]:
         """Each `Recent` with how many of its rows the token at position `length` reads."""
@@ -246,7 +251,7 @@ class Cache:
         allocated = sum(
             chunk.numel() * chunk.element_size() for source in self.sources.values()
             for store in (source.kv, source.keys) for chunk in store.chunks)  # fmt: skip
-        recents = (*self.windows, self.history, *(r for s in self.sources.values() for r in s.pending))
+        recents = {*self._recents(), self.history}
         allocated += sum(recent.buffer.numel() * recent.buffer.element_size() for recent in recents)
         return CacheReport(sum(self.lengths), tuple(stores), allocated)
 

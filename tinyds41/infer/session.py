@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -127,17 +128,20 @@ class Session:
         """Several more tokens per row, through all layers at once.
 
         Shapes: ids [B,S] or [S] -> logits [B,S,V].
-        Raises: ValueError as `prefill`; KeyError for a pattern of the trace that matches nothing.
+        Raises: ValueError as `prefill`, and for a query of the trace outside the new tokens; KeyError for a pattern of
+            the trace that matches nothing, which is known at the end: the tokens have been read.
         """
         ids = self._checked(ids)
-        cache = self._begin(ids, None)
-        ctx = cache.tokens(ids.shape[1], counters=self.counters, trace=trace)
         if trace is not None:
             trace.begin(ids.shape[1])
+        cache = self._begin(ids, None)
+        ctx = cache.tokens(ids.shape[1], counters=self.counters, trace=trace)
         logits = self.model.logits(self.model.decode(self.model.encode(ids, ctx), ctx))
         cache.advance(ids.shape[1])
         if trace is not None:
             see(trace, "logits", logits)
+            if not self.model.config.quantize_cache:  # packed rows are decoded, which is a copy
+                trace.copy_kept()
             trace.finish()
         return logits
 
@@ -147,9 +151,9 @@ class Session:
         length: of every row, or one per row. The last `rollback` tokens can be taken back, and everything (0).
 
         Raises: ValueError where a row has fewer tokens, and where that cannot be exact: rows of its window are gone,
-            or the decoder never ran there (`prefill`).
+            or the decoder never ran there (`prefill`); TypeError for what is no whole number.
         """
-        lengths = [length] * self.cache.batch if isinstance(length, int) else list(length)
+        lengths = [length] * self.cache.batch if isinstance(length, int) else [operator.index(n) for n in length]
         if len(lengths) != self.cache.batch:
             raise ValueError(f"truncate to {lengths}: the session has {self.cache.batch} rows")
         self.cache.truncate(lengths)
