@@ -52,7 +52,7 @@ _ = torch.manual_seed(0)
 # To write, the model runs over the text and says how likely each token is to come next. We append the likeliest and
 # run again. And again.
 #
-# **Guess first:** a text of 23 tokens, 24 more to write. How many tokens pass each layer?
+# **Guess first:** a text of 26 tokens, 24 more to write. How many tokens pass each layer in all?
 
 # %%
 def write(model, ids, n, *, cached):
@@ -74,10 +74,10 @@ prompt = model.tokenizer.encode("PROSPERO:\nMy charms crack not; my spirits obey
 again, _, runs = write(model, prompt, 24, cached=False)
 print(f"{len(prompt)} tokens and 24 new ones: each layer ran on {sum(runs)} tokens; the first time {runs[0]},"
       f" the last {runs[-1]}")
-assert sum(runs) == sum(range(len(prompt), len(prompt) + 24))
+assert sum(runs) == sum(range(26, 26 + 24)) == 900 and len(prompt) == 26
 
 # %% [markdown]
-# For a text of 47 tokens, that is a lot. Every token was worked on again and again, and each time gave the same.
+# 900, where the longest text that ran had 49. Every token was worked on again and again, and each time gave the same.
 #
 # ## One equation
 #
@@ -124,7 +124,7 @@ def step(x, cache):
 tokens, cache = torch.randn(20, WIDTH).double(), [[] for _ in range(LAYERS)]
 stepped = torch.stack([step(x, cache) for x in tokens])
 stored = sum(row.numel() for kept in cache for pair in kept for row in pair)
-print(f"largest difference {(stepped - whole(tokens)).abs().max():.0e}; the cache holds {stored // 20} numbers per token")
+print(f"largest difference {(stepped - whole(tokens)).abs().max():.0e}; {stored // 20} numbers kept per token")
 assert torch.allclose(stepped, whole(tokens), atol=1e-12) and stored == 20 * LAYERS * 2 * WIDTH  # float64 sums
 
 # %% [markdown]
@@ -156,7 +156,8 @@ print(model.tokenizer.decode(written))
 # Prefill once, then a single token at a time. Let us count while a longer text grows from nothing.
 
 # %%
-grown = {"all again": write(model, prompt[:1], 32, cached=False)[2], "with a cache": write(model, prompt[:1], 32, cached=True)[2]}
+grown = {"all again": write(model, prompt[:1], 32, cached=False)[2],
+         "with a cache": write(model, prompt[:1], 32, cached=True)[2]}  # fmt: skip
 curves = {name: {n: sum(run[:n]) for n in (1, 2, 4, 8, 16, 32)} for name, run in grown.items()}
 ax = plot_by_context(curves, title="Writing from a single token with the toy", xlabel="tokens written",
                      ylabel="tokens run, per layer")  # fmt: skip
@@ -195,18 +196,18 @@ matrix = torch.randn(4096, 4096)  # 67 MB: more than fits near the processor
 
 
 def seconds(n):
-    """The fastest of five products with n vectors."""
+    """The fastest of eight products with n vectors."""
     vectors, taken = torch.randn(4096, n), []
-    for _ in range(5):
+    for _ in range(8):
         start = time.perf_counter()
         matrix @ vectors
         taken.append(time.perf_counter() - start)
     return min(taken)
 
 
-alone = seconds(1)
-for n in (1, 4, 16, 64):
-    print(f"{n:3} vectors: {seconds(n) / alone:5.1f} times one, so {seconds(n) / alone / n:.2f} times per vector")
+taken = {n: seconds(n) for n in (1, 4, 16, 64)}
+for n, time_taken in taken.items():
+    print(f"{n:3} vectors: {time_taken / taken[1]:5.1f} times one, so {time_taken / taken[1] / n:.2f} times per vector")
 
 # %% [markdown]
 # On this processor, far less than 64 times. A single vector waits for the matrix to arrive from memory; many share one
@@ -218,7 +219,8 @@ for n in (1, 4, 16, 64):
 # An accelerator can do some hundreds in the time of one byte.
 
 # %% tags=["nbval-check-output"]
-weights_read = DecodeTraffic(flash).at(1).weights  # experts of one token; 4-bit and 8-bit numbers
+newest = DecodeTraffic(flash)
+weights_read = newest.at(1).weights  # experts of one token; 4-bit and 8-bit numbers
 all_experts = DecodeTraffic(flash.replace(num_experts_per_tok=flash.n_routed_experts)).at(1).weights
 print(f"decode: one token reads {weights_read / 1e9:.1f} GB of weights and does"
       f" {one.at(1, 'raw').linear / weights_read:.1f} FLOPs per byte")
@@ -289,24 +291,32 @@ assert reports[1_000].window_bytes == reports[100_000].window_bytes == 40 * 128 
 # %% tags=["nbval-check-output"]
 v1_weights = 67 * 10**9 * 2
 equal = v1_weights / per_token["V1"]
+
+
+def reads(name, context):
+    """Bytes of cache that one generated token reads."""
+    return newest.at(context).cache if name == "V4.1-Flash" else generation_bytes(GENERATIONS[name], context).cache
+
+
 print(f"V1: {v1_weights / 1e9:.0f} GB of weights = the cache of {equal:,.0f} tokens, {equal / 2**12:.0f} times 4,096")
 for name in ("V1", "V4.1-Flash"):
     for context in (2**12, 2**20):
-        read, size = generation_bytes(GENERATIONS[name], context), v1_weights if name == "V1" else weights_read
-        print(f"{name:10} {context:>9,} tokens: cache {read.cache / 1e9:8.3f} GB, weights {size / 1e9:5.1f} GB:"
-              f" the cache is {read.cache / (read.cache + size):.1%}")
-assert round(equal) == 344_367 and read.cache < 0.02 * weights_read
+        read, size = reads(name, context), v1_weights if name == "V1" else weights_read
+        print(f"{name:10} {context:>9,} tokens: cache {read / 1e9:8.3f} GB, weights {size / 1e9:5.1f} GB:"
+              f" the cache is {read / (read + size):.1%}")
+assert round(equal) == 344_367 and read < 0.02 * weights_read
 
 # %% [markdown]
 # **The surprise.** For one conversation the cache is hardly on the bill: with V1 not before 344,367 tokens, with V4.1
 # not even at a million.
 #
-# > **Correction.** "Decode is slow because of the KV cache" is not so for a single user: weights are what it reads.
+# > **Correction.** "Decode is slow because it reads the KV cache" is not so for a single user, up to those lengths: most
+# of what it reads are weights.
 
 # %%
 contexts = [2**power for power in range(10, 21)]
 names = ("V1", "V3", "V3.2", "V4-Flash", "V4.1-Flash")
-curves = {name: {n: generation_bytes(GENERATIONS[name], n).cache for n in contexts} for name in names}
+curves = {name: {n: reads(name, n) for n in contexts} for name in names}
 ax = plot_by_context(curves, title="Bytes of cache that one generated token reads, V1 to V4.1-Flash", ylabel="bytes",
                      baselines={"weights of V1": v1_weights, "weights of V4.1-Flash": weights_read})
 
@@ -323,13 +333,13 @@ ax = plot_by_context(curves, title="Bytes of cache that one generated token read
 
 # %% tags=["nbval-check-output"]
 for name, size in (("V1", v1_weights), ("V4.1-Flash", weights_read)):
-    read = generation_bytes(GENERATIONS[name], 2**12).cache
-    print(f"{name:10} {size / 1e9:5.1f} GB of weights = caches of {size / read:,.0f} conversations of 4,096 tokens")
-assert round(v1_weights / generation_bytes(GENERATIONS["V1"], 2**12).cache) == 84
+    print(f"{name:10} {size / 1e9:5.1f} GB of weights = caches of {size / reads(name, 2**12):,.0f} conversations of 4,096"
+          " tokens")
+assert round(v1_weights / reads("V1", 2**12)) == 84
 
 # %% [markdown]
 # So the cache is what a *busy* machine pays for. With V1, beyond 84 conversations it is most of what is read. With V4.1
-# that comes much later.
+# that comes later.
 #
 # But the second line cheats. V4.1 is a *mixture of experts*: each token uses 6 of 384 small networks per layer, and
 # tokens of other conversations use others. Is a weight still read once for all?
@@ -347,14 +357,18 @@ for batch in (1, 8, 64, 512):
     size = weights_read + per_expert * (used(batch, 384, 6) - 6)
     print(f"{batch:3} tokens: {used(batch, 384, 6):5.1f} experts a layer, {size / 1e9:6.1f} GB,"
           f" {size / weights_read:4.1f} times one token's; {size / batch / 1e9:5.2f} GB each")
-assert (flash.n_routed_experts, flash.num_experts_per_tok) == (384, 6)
+users = all_experts / reads("V4.1-Flash", 2**20)
+print(f"all experts: as many bytes as {users:,.0f} conversations of a million tokens read of their caches; they keep"
+      f" {users * held[2**20] / 1e9:,.0f} GB")
+assert (flash.n_routed_experts, flash.num_experts_per_tok) == (384, 6) and round(users * held[2**20] / 1e9) == 1456
 
 # %% [markdown]
-# **A miss** for the rule "a batch reads weights once": up to dozens of conversations, nearly every token brings experts
-# of its own. Only beyond do they share.
+# **A miss** for the rule "a batch reads weights once": eight tokens use 45.5 experts, nearly each its own. Only hundreds
+# share well. And before caches of a million tokens were read as much as all experts, 1,456 GB would have to be kept:
+# with V4.1 bytes *kept* are the limit.
 #
-# Evenly drawn is an assumption. Does the trained toy keep to it? It has 8 experts a layer and uses 2. We take one token
-# from each of several places in a play.
+# Evenly drawn is an assumption. **Guess first:** the trained toy has 8 experts a layer and uses 2. Tokens from several
+# places in a play: more experts than evenly drawn, or fewer?
 
 # %%
 tokenizer = ds.Tokenizer.load(data_folder())
@@ -367,10 +381,10 @@ for batch in (1, 2, 4, 8, 16):
     groups = layers.reshape(8, 64 // batch, -1)  # layer, group of conversations, experts that it uses
     mean = sum(len(set(group.tolist())) for layer in groups for group in layer) / groups.shape[:2].numel()
     print(f"{batch:2} tokens: {mean:.2f} experts used, evenly drawn {used(batch, 8, 2):.2f}")
-    assert mean == 2 if batch == 1 else 2 < mean < used(batch, 8, 2) + 0.2
+    assert abs(mean - used(batch, 8, 2)) < 0.5
 
 # %% [markdown]
-# Somewhat fewer than evenly drawn: some experts are in fashion. The formula is a fair picture, a little too dark.
+# Neither: within a small fraction of one expert. We had expected fewer, with some experts in fashion, and were wrong.
 #
 # ## A cache that forgets
 #
@@ -383,7 +397,7 @@ toy = needle_config(task, sliding_window=4, index_topk=64, index_source_layer_id
                     candidate_topk_blocks=0)  # fmt: skip
 print(toy.plan())
 pupil = ds.Model(toy, seed=0)
-history = ds.train(pupil, task, steps=80, batch_size=32, length=32, seed=0, learning_rate=3e-3)
+history = ds.train(pupil, task, steps=70, batch_size=32, length=32, seed=0, learning_rate=3e-3)
 assert sum(history.losses[-10:]) / 10 < 0.5
 
 # %% [markdown]
@@ -435,13 +449,14 @@ for keep, (right, sure) in asked.items():
     print(f"newest {keep:2} entries: at 1 to 6 right {mean(right, range(1, 7)):.2f}, at 41 to 48 right"
           f" {mean(right, range(41, 49)):.2f}, sure {mean(sure, range(41, 49)):.2f}")
 assert mean(asked[48][0], range(41, 49)) > 0.9 and mean(asked[8][0], range(41, 49)) < 0.25
-assert mean(asked[8][0], range(1, 15)) > 0.9 and mean(asked[8][1], range(41, 49)) > 0.5
+assert mean(asked[8][0], range(1, 15)) > 0.9
+assert mean(asked[8][1], range(41, 49)) > mean(asked[48][1], range(41, 49)) - 0.2 > 0.4
 
 # %% [markdown]
 # **It hurts.** Where the note has left the cache, answers are as good as chance. They last a few tokens longer than the
 # dashed borders: windows carried the note on, into entries written later.
 #
-# **The second surprise:** it is nearly as *sure* as before, and wrong. Nothing in the model says "I have forgotten".
+# **The second surprise:** it is nearly as *sure* as before, and wrong. Nothing in it says "I have forgotten".
 #
 # What this does not show: that any model would be so. This one never met a text without a note, so it had no reason to
 # learn doubt.
@@ -449,11 +464,11 @@ assert mean(asked[8][0], range(1, 15)) > 0.9 and mean(asked[8][1], range(41, 49)
 # %% [markdown]
 # ## What it costs
 #
-# The cache of V4.1, per token read: 890 bytes, for ever. No pool concerns us here. A generated token reads, at a million
-# tokens:
+# The cache of V4.1 keeps 890 bytes per token, and 2,703,360 bytes of windows. (The pool of lesson 00 is made anew for
+# each token; nothing of it is kept.) At a million tokens, one generated token reads:
 
 # %% tags=["nbval-check-output"]
-read, kept = generation_bytes(GENERATIONS["V4.1-Flash"], 2**20), GENERATIONS["V4.1-Flash"].kv_bytes().bytes_at(2**20)
+read, kept = newest.at(2**20), held[2**20]
 for what in ("weights", "index_keys", "global_rows", "window_rows", "engram_rows"):
     print(f"{what:12} {getattr(read, what):>14,} bytes, {getattr(read, what) / read.total:7.3%}")
 print(f"of {kept:,} bytes kept, {read.cache / kept:.0%} are read; V1 reads all of its {per_token['V1'] * 2**20:,.0f}")
@@ -526,11 +541,12 @@ assert refuses(check_take_back, lambda cache, n: [kept[:-n] for kept in cache])
 # %% [markdown]
 # ## Recap
 #
-# - Keys and values of a token never change: keep them, and each new token runs alone. Work becomes linear, answers stay.
+# - A token's keys and values never change: keep them, and each new token runs alone. The count of tokens run becomes
+# linear, answers stay.
 # - Prefill reads weights once for many tokens, decode for one: it waits for memory.
-# - A million tokens take 408 GB in V1, 0.94 GB in V4.1. That decides how many conversations fit.
-# - One conversation reads mostly weights; many read mostly cache. Experts are shared late.
-# - What leaves the cache is lost, and the toy does not notice.
+# - A million tokens: 408 GB in V1, 0.94 GB in V4.1. That decides how many conversations fit.
+# - One conversation reads mostly weights, many read cache. Experts are shared late.
+# - What leaves the cache is lost; the toy does not notice.
 
 # %% [markdown]
 # [Technical report](https://arxiv.org/abs/2609.19969): §2.3. Before it: **lesson 00**, the tour. Next: **lesson 02**,
@@ -539,8 +555,8 @@ assert refuses(check_take_back, lambda cache, n: [kept[:-n] for kept in cache])
 # %% [markdown]
 # ## 中文小结
 #
-# 1. 一个词元的键和值以后不会再变，存下来就行：每个新词元只算一次，答案不变，总计算量由平方变为线性。
-# 2. 预填充一次读权重、算很多词元，受算力限制；解码每步只算一个词元，受读内存限制。
-# 3. 一百万词元的缓存：第一代 408 GB，V4.1 只要 0.94 GB；64 GB 能放下多少个对话由此决定。
-# 4. 单个对话读的主要是权重，对话多了才主要读缓存；混合专家的权重要到很多对话时才真正共享。
-# 5. 丢掉最旧的缓存，答案降到瞎猜的水平，模型却几乎一样自信。
+# 1. 词元的键和值以后不再变，存下来即可：每个新词元只算一次，答案不变，要算的词元总数由平方变线性。
+# 2. 预填充一次读权重、算很多词元，受算力限制；解码每步一个词元，受读内存限制。
+# 3. 一百万词元的缓存：第一代 408 GB，V4.1 只要 0.94 GB，能放下多少对话由此决定。
+# 4. 单个对话主要读权重，对话多了才主要读缓存；混合专家要到很多对话才真正共享权重。
+# 5. 丢掉最旧的缓存，答案降到瞎猜水平，模型却几乎一样自信。

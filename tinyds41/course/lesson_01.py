@@ -70,7 +70,7 @@ def check_take_back(answer: Callable[[list[list[Row]], int], list[list[Row]]]) -
             for rows in found:
                 rows.append((-1, -1))
             if cache != _cache(5):
-                return f"of 5 tokens {taken} taken back: the cache that was given has changed, or will, with the new one"
+                return f"of 5 tokens {taken} taken back: the cache that was given changes with the new one"
         return None
 
     judge(answer, complaint)

@@ -31,15 +31,16 @@ def plot_by_context(
             raise ValueError(f"{name}: a log axis shows positive numbers only")
     ax = ax or new_axes(style, height=0.5)
     palette = style.palette
-    looks = [(palette.orange, "--", "s"), (palette.green, "-.", "^"), (palette.purple, ":", "v"),
-             (palette.muted, "-", "D"), (palette.blue, "-", "o")][-len(values) :]  # fmt: skip
+    others = ((palette.orange, "--", "s"), (palette.green, "-.", "^"), (palette.purple, ":", "v"),
+              (palette.muted, (0, (8, 2)), "D"))  # fmt: skip
+    looks = [*itertools.islice(itertools.cycle(others), len(values) - 1), (palette.blue, "-", "o")]
     places = [n for curve in values.values() for n in curve]
     heights = [y for curve in (*values.values(), *levels.values()) for y in curve.values()]
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set(xlim=(min(places), max(places)), ylim=(min(heights) / 2, max(heights) * 2))
     labels = []
-    for (name, curve), (colour, line, marker) in zip(values.items(), itertools.cycle(looks)):
+    for (name, curve), (colour, line, marker) in zip(values.items(), looks, strict=True):
         xs = sorted(curve)
         ax.plot(xs, [curve[x] for x in xs], color=colour, linestyle=line, marker=marker, markersize=style.font / 2.5,
                 clip_on=False, zorder=3)  # fmt: skip
