@@ -147,7 +147,7 @@ assert written == again and sum(cached_runs) == len(prompt) + 23
 # %%
 with torch.no_grad():
     at_once = model(torch.tensor([written[:-1]]))[0, len(prompt) - 1 :]
-print(f"largest difference to one run over everything {(logits - at_once).abs().max():.4f}, scores up to"
+print(f"largest difference to one run over everything {(logits - at_once).abs().max():.0e}, scores up to"
       f" {at_once.abs().max():.0f}")
 assert (logits - at_once).abs().max() < 0.05 and (logits.argmax(-1) == at_once.argmax(-1)).all()
 print(model.tokenizer.decode(written))
@@ -310,8 +310,8 @@ assert round(equal) == 344_367 and read < 0.02 * weights_read
 # **The surprise.** For one conversation the cache is hardly on the bill: with V1 not before 344,367 tokens, with V4.1
 # not even at a million.
 #
-# > **Correction.** "Decode is slow because it reads the KV cache" is not so for a single user, up to those lengths: most
-# of what it reads are weights.
+# > **Correction.** "Decode is slow because it reads the KV cache" is not so for a single user, up to those lengths:
+# most of what it reads are weights.
 
 # %%
 contexts = [2**power for power in range(10, 21)]
@@ -333,8 +333,8 @@ ax = plot_by_context(curves, title="Bytes of cache that one generated token read
 
 # %% tags=["nbval-check-output"]
 for name, size in (("V1", v1_weights), ("V4.1-Flash", weights_read)):
-    print(f"{name:10} {size / 1e9:5.1f} GB of weights = caches of {size / reads(name, 2**12):,.0f} conversations of 4,096"
-          " tokens")
+    talking = size / reads(name, 2**12)
+    print(f"{name:10} {size / 1e9:5.1f} GB of weights = caches of {talking:,.0f} conversations of 4,096 tokens")
 assert round(v1_weights / reads("V1", 2**12)) == 84
 
 # %% [markdown]
@@ -363,9 +363,9 @@ print(f"all experts: as many bytes as {users:,.0f} conversations of a million to
 assert (flash.n_routed_experts, flash.num_experts_per_tok) == (384, 6) and round(users * held[2**20] / 1e9) == 1456
 
 # %% [markdown]
-# **A miss** for the rule "a batch reads weights once": eight tokens use 45.5 experts, nearly each its own. Only hundreds
-# share well. And before caches of a million tokens were read as much as all experts, 1,456 GB would have to be kept:
-# with V4.1 bytes *kept* are the limit.
+# **A miss** for the rule "a batch reads weights once": eight tokens use 45.5 experts, nearly each its own. Only
+# hundreds share well. And before caches of a million tokens were read as much as all experts, 1,456 GB would have to be
+# kept: with V4.1 bytes *kept* are the limit.
 #
 # Evenly drawn is an assumption. **Guess first:** the trained toy has 8 experts a layer and uses 2. Tokens from several
 # places in a play: more experts than evenly drawn, or fewer?
