@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Can a model remember a million tokens in less than a gigabyte?
 #
-# **Lesson 00, the tour.** 25 minutes to read, under 2 minutes to run on one CPU thread, no GPU.
+# **Lesson 00, the tour.** 25 minutes to read, about a minute to run on one CPU thread, no GPU.
 #
 # Afterwards you can
 # 1. say what DeepSeek-V4.1-Flash keeps of each token, and derive its size from the plan of its layers;
@@ -160,7 +160,7 @@ model = ds.Model(toy, tokenizer=tokenizer, seed=0)
 print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(training):,} tokens to learn from")
 
 # %%
-STEPS, BATCH_SIZE, LENGTH = 140, 8, 128
+STEPS, BATCH_SIZE, LENGTH = 125, 8, 128
 # Gentler than the default: so small a batch now and then throws a faster learner back.
 gentle = {"learning_rate": 1.5e-3, "warmup": 40}
 history = ds.train(model, training, steps=STEPS, seed=0, batch_size=BATCH_SIZE, length=LENGTH, **gentle)
@@ -406,8 +406,8 @@ assert refuses(check_cheaper, toy) and kv_bytes(toy).bytes_per_token > 45
 #   context grows 256 times.
 # - A trained model is used to its settings: a much smaller and a larger window both hurt it.
 #
-# [Technical report](https://arxiv.org/abs/2609.19969): §2.2 and §2.3. Next: the code, in the reading order of the
-# README; `tinyds41/plan.py` is the picture above as rules.
+# [Technical report](https://arxiv.org/abs/2609.19969): §2.2 and §2.3. Next: **lesson 02**, the sliding window. The code
+# is in the reading order of the README; `tinyds41/plan.py` is the picture above as rules.
 
 # %% [markdown]
 # ## 中文小结

@@ -44,53 +44,60 @@ _ = torch.manual_seed(0)
 # %% [markdown]
 # ## Feel the problem
 #
-# Ordinary attention compares a token with every earlier one, in each layer. So each layer keeps a *row* of numbers for
-# every token read. In `flash`, the released model, a layer's own rows are those of the last 128 tokens, its *window*:
-# the last pages, still on the desk. Older ones are dropped.
-#
-# **Guess first:** if all layers kept and read all rows, how would one token's attention compare with all matrices of
-# the model together, at a context of a million tokens?
+# Picture a desk on which only the last pages of a book have room. Ordinary attention has no such limit: in each layer
+# it compares a token with every earlier one, and keeps a *row* of numbers for each of them. In `flash`, the config of
+# the released model, a layer keeps rows of the last 128 tokens, its *window*, and drops older ones.
+
+# %% [markdown]
+# **Guess first:** if all layers kept and read all rows, how would one token's work in attention compare with its work
+# in all weight matrices together, at a context of a million tokens?
 
 # %% tags=["nbval-check-output"]
 flash = ds.Config.preset("flash")
 layers, window, heads = flash.num_hidden_layers, flash.sliding_window, flash.num_attention_heads
 cache, cost = kv_bytes(flash), decode_cost(flash)
 row, (_, per_row) = cache.of("window")[0].row_bytes, flops_per_row(flash)
-print(f"{layers} layers, {heads} heads, window {window}; {row} bytes a row, {per_row:,} raw FLOPs to attend to it")
+print(f"{layers} layers, {heads} heads, window {window}; a row: {flash.head_dim} channels of one byte and"
+      f" {row - flash.head_dim} bytes of scales, {per_row:,} raw FLOPs to attend to it")
 for context in (2**12, 2**16, 2**20):
     kept, near = layers * context, layers * min(context, window)
     print(f"{context:>9,} tokens: all rows {kept * row / 1e9:6.3f} GB, work {kept * per_row / cost.linear:6.2f} of the"
           f" matrices'; windows {near * row / 1e6:.1f} MB, work {near * per_row / cost.linear:.3f}")
 assert cache.window_bytes == layers * window * row == 2_703_360
+assert per_row == heads * flash.head_dim * 2 * 2  # a score and a sum, each a product and an addition per channel
 
 # %% [markdown]
-# At a million tokens attention would be more than a hundred times the work of all matrices. All windows together take
-# 2.7 MB and a fiftieth, at any length. (Raw work: every multiply-add counts alike.)
-#
+# A FLOP is one multiplication or addition, *raw* if all count alike. At a million tokens attention would be more than a
+# hundred times the work of all matrices. All windows together take 2.7 MB and a fiftieth of that work, at any length.
+
+# %% [markdown]
 # > **Correction.** Popular accounts say that attention's cache grows with the square of the context. It grows linearly:
 # above, 16 times the tokens are 16 times the bytes. Only the work on a whole text grows with the square.
 #
-# But what does a token know of what left the desk?
+# But what can a token still know of rows that were dropped?
 
 # %% [markdown]
 # ## One equation
 #
-# A head's query $q$ meets the rows $v_i$ of its window. There is one row per token, key and value in one:
+# A layer attends with several *heads*. A head's *query* $q$ says what it looks for; its score $s_i$ with row $v_i$ of
+# the window, how well that row fits. Its output $o$ mixes the rows:
 #
 # $$s_i = \frac{q \cdot v_i}{\sqrt C}, \qquad
 # o = \frac{\sum_i e^{s_i}\, v_i}{e^{\text{sink}} + \sum_i e^{s_i}}$$
 #
-# $C$ is the number of channels. All 64 heads of `flash` share the rows; each has its own $q$ and its own learned
-# number, the **sink**. It belongs to no token and has no value: it only takes a part of the weight.
+# $C$ is the number of channels. A token has one row: its key and its value are the same numbers, for all heads (64 in
+# `flash`). Each head has its own $q$ and its own learned number, the **sink**.
 
 # %% [markdown]
-# Without a sink the weights would add up to 1, whatever the window holds: a head must take in *something*. With it, a
-# head that finds nothing can answer with almost nothing.
-#
+# Each row weighs $e^{s_i}$ divided by the denominator; what is missing to 1 is the sink's share. It belongs to no token
+# and has no value. Without a sink the weights would add up to 1, whatever the window holds: a head must take in
+# *something*. With it, a head that finds nothing can answer with almost nothing.
+
+# %% [markdown]
 # ## Naive version
 #
 # One query at a time. A query at position $p$ sees $W$ positions, $p - W + 1$ to $p$, itself included; at the start of
-# a text, those that exist. We leave out rotation by position and 8-bit rounding.
+# a text, those that exist. Left out: 8-bit rounding, and the rotation by position that comes at the end of the lesson.
 
 # %%
 def attend(queries, rows, sinks, window):
@@ -121,7 +128,7 @@ for length, size in ((1, 4), (3, 4), (23, 4), (23, 1), (23, 64)):
 # With a window of 4 a layer looks three tokens back. But those tokens had looked back themselves, one layer earlier.
 #
 # We take four layers of windows with random weights. (All else in a layer, experts for one, works on each token by
-# itself.) Position 8 gets another token, and we watch the outputs behind it.
+# itself.) Position 8 gets another token. Behind it we watch the *logits*, the model's scores for the next token.
 #
 # **Guess first:** what is the last distance at which anything changes? How large is the change there, compared with
 # distance 1?
@@ -157,17 +164,17 @@ assert ends == {"window 4": 4 * 3, "window 8": 4 * 7}
 assert all(effects[name][end] < 0.1 * effects[name][1] for name, end in ends.items())
 
 # %% [markdown]
-# The border is exact: $L$ layers with windows of $W$ reach $L(W-1)$ tokens back. Beyond, nothing *can* have an
-# influence. Just before it, little has: one single chain of steps leads there, each as long as it can be. To nearer
-# tokens there are many.
+# The border (dashed) is exact: $L$ layers with windows of $W$ reach $L(W-1)$ tokens back. Beyond, nothing *can* have
+# an influence. Just before it, little has. A likely reason: from layer to layer one single chain of steps leads there,
+# each as long as it can be; to nearer tokens there are many.
 #
 # The figure does not show whether a *trained* model gets that far. Nobody asked this one to carry anything.
 
 # %% [markdown]
 # ## A task that asks at every distance
 #
-# A text of fillers (dots) holds one *note*. From there on, every token must say the note. It is another one in each
-# text, so it must be carried.
+# A text of fillers (16 different tokens, all shown as dots) holds one *note*. From there on, the model must say the
+# note at every token. It is another note in each text, so weights cannot know it: it must be carried.
 
 # %% tags=["nbval-check-output"]
 words = ["-"] * 4 + [f"n{i}" for i in range(16)] + ["."] * 16
@@ -179,8 +186,8 @@ assert task.n_notes == task.n_fillers == 16 and (wanted[0, -1] == ids[0]).any()
 # %% [markdown]
 # ## Train a tiny one
 #
-# Four layers with windows of four and nothing else: the border lies at 12. Texts have 32 tokens, so some questions lie
-# beyond it.
+# Four layers whose attention has windows of four and nothing else: the border lies at 12. Texts have 32 tokens, the
+# note is in their first half, so many questions lie beyond the border.
 
 # %%
 toy = note_config(task)
@@ -194,11 +201,12 @@ assert sum(history.losses[-10:]) / 10 < 1.8
 # %% [markdown]
 # The loss stays well above zero: nobody can know the answers beyond the border.
 #
-# **Guess first:** draw the share of right answers against the distance, from 0 to 48. Then draw it for the same weights
-# with windows of 2, of 8 and of 16 while answering. (Lesson 00 gave a trained toy other windows, too.)
+# **Guess first:** new texts of 96 tokens. Draw the share of right answers against the distance behind the note, from 0
+# to 48. Then draw it for the same weights with windows of 2, of 8 and of 16 while answering. (Lesson 00 gave a trained
+# toy other windows, too.)
 
 # %%
-known = {size: known_by_distance(ds.variant(model, sliding_window=size), task) for size in (4, 8, 2, 16)}
+known = {size: known_by_distance(ds.variant(model, sliding_window=size), task, length=96) for size in (4, 8, 2, 16)}
 ax = plot_by_distance(
     {f"window {size}": curve for size, curve in known.items()}, ylabel="share of right answers",
     borders={f"window {size}": 4 * (size - 1) for size in (4, 8, 2)}, baseline=("chance", 1 / task.n_notes),
@@ -212,10 +220,11 @@ assert known[4][12] > 0.75 and known[4][13] < 0.25 and known[2][4] > 0.6 and kno
 assert min(known[8][distance] for distance in range(13, 21)) > 0.75 and known[8][29] < 0.25
 
 # %% [markdown]
-# **The surprise.** With windows of 8 the toy answers from distances that it never answered from and never could. The
-# border moves out, and answers follow. Nobody trained that; in lesson 00, on text, twice the window made a toy *worse*.
+# **The surprise.** With windows of 8 the toy answers from distances where it never could, from 13 to 20 nearly always.
+# The border moves out, and answers follow, though they fade before the new one. (That of windows of 16 is at 60,
+# outside the picture.) Nobody trained this; in lesson 00, on text, twice the window made a toy *worse*.
 #
-# And where random weights left hardly a trace, at the border itself, the trained toy still has the note.
+# And at distance 12, the border itself, where random weights left hardly a trace, the trained toy still has the note.
 #
 # How? Let us see where attention goes.
 
@@ -223,7 +232,7 @@ assert min(known[8][distance] for distance in range(13, 21)) > 0.75 and known[8]
 # ## What a layer does that finds nothing
 #
 # In 32 texts the note stands at position 20. For the token at each distance behind it: which part of the weight does
-# the sink get, layer by layer?
+# the sink get, layer by layer? (Dashed: layer 0 sees 3 tokens back, layers 0 and 1 together 6, and so on.)
 
 # %%
 texts = torch.randint(task.first_filler, task.vocab_size, (32, 48))
@@ -244,11 +253,14 @@ for name, end in ends.items():
     assert at[end] < 0.55 and at[end + 1] > at[end] + 0.2
 
 # %% [markdown]
-# A staircase. Layer 0 attends to the note while it lies in the window. Layer 1 attends to *tokens that found it*: three
-# further back. And so on, each passing it on. Where nobody knows, most weight goes to the sink, and the layer is nearly
+# A staircase. Layer 0 attends to the note while the window holds it. At distance 6 layer 1 still takes in something,
+# and of the four tokens in its window only the farthest can know the note, from layer 0. So it attends to *a token that
+# found it*. And so on, each passing it on. Where nobody knows, most weight goes to the sink: the layer is nearly
 # silent.
-#
-# So a layer looks for a token that knows, not for a distance: in a wider window it finds such a token further back.
+
+# %% [markdown]
+# So a layer seems to look for a token that knows, not for a distance: that explains why in a wider window it finds one
+# further back.
 #
 # What the staircase does not show: that text is read so. One note among fillers is the easiest case.
 
@@ -256,7 +268,7 @@ for name, end in ends.items():
 # ## Take the sink away
 #
 # Sinks start at 0. **Guess first:** how far have 120 steps moved them? And if the trained toy loses its sinks (we set
-# them to -10,000), what happens to its answers?
+# them to -10,000; $e$ to that is as good as 0), what happens to its answers?
 
 # %%
 def without_sinks(source, layers=range(4)):
@@ -288,11 +300,12 @@ assert alone[0] < alone[3] - 0.07
 
 # %% [markdown]
 # **It hurts**, though training has moved the sinks by a few hundredths only. It was queries and rows that arranged
-# themselves around them: fillers weigh less than the sink, a token that knows weighs more (the staircase).
+# themselves around them: fillers together weigh less than the sink, a token that knows weighs more (the staircase).
 #
-# Taken from one layer alone, sinks are missed in layer 0 and hardly in layer 3. A likely reason, not tested: what the
-# first layer takes in without need, all others read.
-#
+# Where a single layer loses its sinks, layer 0 misses them most and layer 3 hardly at all. A likely reason, not tested:
+# what the first layer takes in without need, all others read.
+
+# %% [markdown]
 # Is the sink necessary, then? That is another question. **Guess first:** what does a toy learn that never had one?
 
 # %%
@@ -307,13 +320,14 @@ print("right at 1 to 12:", ", ".join(f"{name} {mean(curve):.3f}" for name, curve
 assert mean(grown) > 0.85 and mean(grown) > mean(robbed) + 0.07
 
 # %% [markdown]
-# **A miss.** The toy that never had sinks answers about as well; how it does so we did not look at. What a trained
-# model misses need not be what it could not have learned without. An ablation after training shows the first alone.
-#
+# **A miss.** The toy that never had sinks answers about as well; how it does so we did not look at. To take a part from
+# a trained model shows that *this* model uses it. It does not show that no model can learn without it.
+
+# %% [markdown]
 # ## The knob
 #
-# The window again, now step by step. $W$ can answer at $4(W-1)+1$ of the 49 distances from 0 to 48, and by chance at
-# the others: that is the second curve.
+# The window again, now step by step, on the toy with sinks. With windows of $W$ it can know the note at $4(W-1)+1$ of
+# the 49 distances from 0 to 48, and is right by chance at the others: that is the second curve.
 
 # %%
 part, limit = {}, {}
@@ -321,17 +335,17 @@ for size in (1, 2, 3, 4, 6, 8, 10, 12, 14, 16):
     curve = known_by_distance(ds.variant(model, sliding_window=size), task)
     reached = min(1, (4 * (size - 1) + 1) / 49)
     part[size], limit[size] = sum(curve.values()) / 49, reached + (1 - reached) / task.n_notes
-ax = plot_quality_by_setting({"right": part, "all before the border": limit}, setting="sliding_window", trained=4,
+ax = plot_quality_by_setting({"right": part, "the border allows": limit}, setting="sliding_window", trained=4,
                              model="the toy", ylabel="share of answers, distances 0 to 48")  # fmt: skip
-print("missing: " + ", ".join(f"{size}: {limit[size] - part[size]:.3f}" for size in part))
+print("missing: " + ", ".join(f"window {size} {limit[size] - part[size]:.3f}" for size in part))
 assert part[8] > part[4] + 0.15 > part[2] + 0.25 and limit[16] - part[16] > 0.02
 
 # %% [markdown]
-# **A second miss.** Beyond twice the window, more and more is missing of what the border allows. At 16 every distance
-# here lies before the border, which is at 60, and still the far answers fade.
+# **A second miss.** In windows of twice the trained size and more, answers are missing that the border allows, most of
+# them from 12 on. At 16 every distance here lies before the border, and still the far answers fade.
 #
-# A suspect: four times as many fillers, each with a small weight. How much is that together, where there is nothing to
-# find?
+# A suspect: four times as many fillers in the window, each with a small weight. How much is that together, where there
+# is nothing to find?
 
 # %%
 for size in (4, 16):
@@ -343,8 +357,9 @@ for size in (4, 16):
     assert (quiet[0].window > 0.2) == (size == 16) and (quiet[3].window > 0.35) == (size == 16)
 
 # %% [markdown]
-# Every layer takes in more of them. **Guess first:** if that is the fault, what would louder sinks do, raised by
-# $\ln 4$ so that $e^{\text{sink}}$ is four times as large? And the same with windows of 4?
+# Every layer takes in more of them. **Guess first:** if that is the fault, what would louder sinks do? Raised by
+# $\ln 4$, so that $e^{\text{sink}}$ is four times as large, they face four times as many fillers. And what would they
+# do with windows of 4?
 
 # %%
 def louder(size, by):
@@ -385,27 +400,27 @@ for name, curve in curves.items():
 assert mean(curves["uncut"], range(13, 49)) > 0.9 and mean(curves["no entries"], range(13, 49)) < 0.25
 
 # %% [markdown]
-# Entries answer at any distance, and after fewer steps. Without them this toy is worse than the first one even where
-# windows reach: it never had to pass a note on.
+# Entries answer at every distance asked, after 70 steps instead of 120. Without them this toy is worse than the first
+# one even where windows reach: it never had to pass a note on.
 #
-# **A third miss:** here the windows are worth next to nothing, for one note is easily found among entries. The figure
-# does not show what neighbours are worth in text, where lesson 00 cut the window and lost.
+# **A third miss:** here the windows are worth next to nothing. One note is easily found among entries. The figure does
+# not show what neighbours are worth in text, where lesson 00 cut the window and lost.
 
 # %% [markdown]
 # ## What it costs, and what it saves
 #
-# A window adds no bytes per token, and the pool of lesson 05 does not concern it. It costs a constant.
+# A full window adds no bytes per token, and the candidate pool of lesson 00 does not concern it. It costs a constant.
 #
-# **Guess first:** entries of `flash`, and what finds them, grow by 890 bytes per token. After how many tokens do they
-# outweigh all windows? And in a layer that attends to a full window and all fetched entries, which part of the rows is
-# window?
+# **Guess first:** entries of `flash`, and the keys that find them, grow by 890 bytes per token. After how many tokens
+# do they outweigh all windows? And where a layer attends to a full window and to fetched entries, which part of the
+# rows is window?
 
 # %% tags=["nbval-check-output"]
 print(f"windows {cache.window_bytes:,} bytes, entries {cache.bytes_per_token} bytes per token:"
       f" equal after {float(cache.window_bytes / cache.bytes_per_token):,.0f} tokens")
-print(f"keys and values apart, of each head its own, would be {2 * heads} times the numbers of the shared row")
+print(f"a key and a value for each head would be {2 * heads} times as many numbers as the one shared row")
 both_parts = window + flash.index_topk
-print(f"{window} of {both_parts} attended rows are window: {window / both_parts:.0%}")
+print(f"{window} of {both_parts} rows attended to are window: {window / both_parts:.0%}")
 near = layers * window * per_row
 for context in (2**12, 2**20):
     work = cost.at(context, "raw")
@@ -415,17 +430,18 @@ print(f"windows alone would reach {layers * (window - 1):,} tokens back")
 assert round(cache.window_bytes / cache.bytes_per_token) == 3037 and layers * (window - 1) == 5080
 
 # %% [markdown]
-# Windows alone would end at 5,080 tokens, about a two-hundredth of a million. So it has both: windows for what is
+# Windows alone would end at 5,080 tokens, about a two-hundredth of a million. So `flash` has both: windows for what is
 # near, entries for what is far.
 #
-# Rows are rotated by position before they are stored, so that a score knows the distance. The same numbers are values;
-# so the library turns every output back by the position of its query.
+# What we left out: some channels of a row are rotated by its position before it is stored, those of a query likewise.
+# So a score depends on the distance. But the same numbers are values; so every output is turned back by the position of
+# its query.
 
 # %% [markdown]
 # ## Exercise 1
 #
-# Make a toy of windows alone, of five layers or more, whose border lies at a distance of exactly 30. The check builds
-# it and measures.
+# Make a config of windows alone, of five layers or more, whose border lies at a distance of exactly 30. The check
+# builds the toy and measures.
 #
 # <details><summary>Hint</summary>
 #
@@ -440,8 +456,8 @@ check_border(bordered)
 # %% [markdown]
 # ## Exercise 2
 #
-# How many bytes do all windows of `flash` hold after $n$ tokens? Write it as a function. Nobody keeps room for tokens
-# that have not come.
+# How many bytes do all windows of `flash` hold after $n$ tokens? Write it as a function of $n$. Before a window is
+# full, only the rows of tokens that have come count.
 #
 # <details><summary>Hint</summary>
 #
@@ -456,8 +472,8 @@ check_bytes(window_bytes)
 # %% [markdown]
 # ## Exercise 3
 #
-# Which part of the weight does the sink take? Write it as a function of a list of scores, which may be empty, and the
-# sink. Scores may be large, and `math.exp(900)` fails.
+# Which part of the weight, between 0 and 1, does the sink take? Write it as a function of the list of scores $s_i$,
+# which may be empty, and the sink. Scores may be large, and `math.exp(900)` fails.
 #
 # <details><summary>Hint</summary>
 #
@@ -494,8 +510,8 @@ assert refuses(check_sink, lambda scores, sink: math.exp(sink) / sum(math.exp(sc
 # - A layer attends to the last $W$ rows: one per token, key and value in one, for all heads. Bytes and work are
 #   constant: 2.7 MB in `flash`.
 # - $L$ layers reach $L(W-1)$ tokens back, not one further. A trained toy carries a note that far.
-# - It looks for a token that knows, not for a distance: twice the window, and answers come from further back.
-# - A sink lets a layer be silent. A toy trained with it needs it; one trained without does not.
+# - Given twice the window, it answers from further back: it seems to look for a token that knows, not a distance.
+# - A sink lets a layer be silent. Our toy trained with sinks needs them; the one trained without does not.
 
 # %% [markdown]
 # [Technical report](https://arxiv.org/abs/2609.19969): §2.3. Before it: **lesson 00**, the tour. Next:
@@ -506,6 +522,6 @@ assert refuses(check_sink, lambda scores, sink: math.exp(sink) / sum(math.exp(sc
 #
 # 1. 每层只精确地看最近 W 个词元；键值是同一行，所有头共用；`flash` 的窗口共占 2.7 MB，与长度无关。
 # 2. L 层窗口最远看到 L(W-1) 个词元之前，再远就不行；训练过的模型能把信息带到这个边界。
-# 3. 每层找的是“知道答案的词元”，不是固定的距离：窗口加倍，不用再训练，答得更远。
-# 4. 注意力汇让找不到东西的层保持沉默；训练后拿掉它很伤，从未有过它也学得会。
+# 3. 每层找的看来是“知道答案的词元”，不是固定的距离：窗口加倍，不用再训练，答得更远。
+# 4. 注意力汇让找不到东西的层保持沉默；训练后拿掉它很伤，没有它也学得会。
 # 5. 注意力缓存是线性增长，不是平方；远处要靠全局条目。

@@ -11,7 +11,7 @@
 # %% [markdown]
 # # How does a token find its few rows among a million?
 #
-# **Lesson 05, the sparse indexer and the candidate pool.** 30 minutes to read, under two minutes to run on one CPU
+# **Lesson 05, the sparse indexer and the candidate pool.** 30 minutes to read, about a minute to run on one CPU
 # thread, no GPU.
 #
 # Afterwards you can
@@ -504,7 +504,8 @@ assert refuses(check_binds, 2048 * 8) and refuses(check_pool, pool_of) and refus
 # - An indexer learns by imitation. Untaught, it takes most answers with it.
 
 # %% [markdown]
-# [Technical report](https://arxiv.org/abs/2609.19969): §2.3. Before it: **lesson 00**, the tour.
+# [Technical report](https://arxiv.org/abs/2609.19969): §2.3. Before it: **lesson 04**, who writes and who reads. Next:
+# **lesson 08**, hyper-connections.
 
 # %% [markdown]
 # ## 中文小结

@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Must a fact be learned by heart, or can it be looked up?
 #
-# **Lesson 10, Engram: facts in, facts out.** 30 minutes to read, under two minutes to run on one CPU thread, no GPU.
+# **Lesson 10, Engram: facts in, facts out.** 30 minutes to read, about a minute to run on one CPU thread, no GPU.
 #
 # Afterwards you can
 # 1. compute by hand which rows of a table a token reads, and how far a gate opens to them;
@@ -51,19 +51,23 @@ _ = torch.manual_seed(0)
 #
 # A lawyer thinks; an assistant fetches the file. The lawyer need not know the file by heart, only whether it is of use.
 #
-# In a language model facts usually sit in the weights that also think. Engram puts some into tables instead: a token
-# looks up a few *rows* by the last two, three and four tokens, its *n-grams*.
-#
-# **Guess first:** how many numbers do all tables of the released model hold? And how many bytes of them does a token
-# read?
+# In a language model facts usually sit in the weights that also think. Engram puts some into tables instead: by the
+# last two, three and four tokens, its *n-grams*, a token looks up a few *rows*, each a list of numbers.
+
+# %% [markdown]
+# **Guess first:** how many numbers do all tables of the released model hold? How many has it besides? And how many
+# bytes of the tables does one token read?
 
 # %% tags=["nbval-check-output"]
 flash = ds.Config.preset("flash")
 counted = count_parameters(flash)
 n_rows = sum(flash.engram_num_embeddings)
 row = ENGRAM.row_bytes(flash.engram_head_dim)  # 8-bit numbers, and a scale for each 32 of them
-read = len(flash.engram_layer_ids) * (flash.engram_max_ngram_size - 1) * flash.engram_n_heads
-print(f"backbone {counted.backbone / 1e9:.1f}B numbers, tables {counted.engram_rows / 1e9:.1f}B")
+orders, read_here = flash.engram_max_ngram_size - 1, (flash.engram_max_ngram_size - 1) * flash.engram_n_heads
+read = len(flash.engram_layer_ids) * read_here
+print(f"tables {counted.engram_rows / 1e9:.1f}B numbers, in front of layers {flash.engram_layer_ids};"
+      f" the rest of the model, its backbone, {counted.backbone / 1e9:.1f}B")
+print(f"a token reads {flash.engram_n_heads} rows for each of {orders} orders, {read_here} from each table")
 print(f"{n_rows:,} rows of {row} bytes: {n_rows * row / 1e9:.1f} GB; a token reads {read} rows: {read * row:,} bytes")
 assert (row, read, read * row) == (264, 48, 12_672) and 196.6 == round(counted.engram_rows / 1e9, 1) > 168
 
@@ -71,43 +75,45 @@ assert (row, read, read * row) == (264, 48, 12_672) and 196.6 == round(counted.e
 ax = plot_parameters(counted, model="flash")
 
 # %% [markdown]
-# A bar is what is stored, an orange mark what one generated token is multiplied with. The tables have no mark: rows are
-# read, not multiplied through. Only the small *projections*, which turn the rows that were read into something the
-# layers can use, take work.
+# A bar is what is stored, an orange mark what one generated token is multiplied with. Engram's rows have no mark: rows
+# are read, no token is multiplied with them. What takes work are Engram's small *projections*: they turn the rows that
+# were read into something that layers can use.
 #
 # > **Correction.** Popular accounts give Engram 168 billion parameters. Its rows hold 196.6 billion numbers.
 
 # %% [markdown]
 # ## One equation for the address
 #
-# Let $c_0$ be the token, $c_1$ the one before it, and so on; $a_i$ are fixed odd multipliers. For an n-gram of *order*
-# $n$, so of $n$ tokens,
+# How does an n-gram find its row? Tokens are numbers. Let $c_0$ be that of the token, $c_1$ that of the one before it,
+# and so on; $a_i$ are fixed odd multipliers. For an n-gram of *order* $n$, so of $n$ tokens,
 #
 # $$x_n = c_0 a_0 \oplus c_1 a_1 \oplus \dots \oplus c_{n-1} a_{n-1}, \qquad \text{row} = x_n \bmod p$$
 #
-# where $\oplus$ is the bitwise exclusive or.
+# where $\oplus$ is the bitwise exclusive or, and $p$ a prime. Such a scrambling is called a *hash*.
 
 # %% [markdown]
-# The table is cut into *columns*, and the prime $p$ is the number of rows of one. Each order has several columns, its
-# *heads*, each with a prime of its own. So two n-grams that meet in one head's column rarely meet in the next one's.
+# The rows of a table are numbered through and cut into *columns*: stretches of $p$ rows. Each order has several of
+# them, one for each of its *heads*, and each column has a prime of its own. An n-gram reads one row of each of these
+# columns, counted from the column's start. So two n-grams that meet in one column rarely meet in the next one.
 
 # %% [markdown]
 # ## And one for the gate
 #
-# A token has four states in parallel, its streams $X_i$. The rows that it reads are joined and projected to a *key*
-# $k_i$ for each stream and to one *value* $v$.
+# Inside the model a token has four states in parallel, its *streams* $X_i$ (lesson 08). The rows that it reads are
+# joined and projected to a *key* $k_i$ for each stream and to one *value* $v$.
 #
 # $$t_i = \frac{1}{\sqrt{D}} \sum_d \hat X_{i,d}\, w_{i,d}\, \hat k_{i,d}, \qquad
 # g_i = \sigma\!\left(\text{sgn}(t_i)\sqrt{|t_i|}\right), \qquad X_i \leftarrow X_i + g_i v$$
-#
-# A hat means: divided by its root mean square. $D$ is the width, $w$ is learned, $\sigma$ the sigmoid. Where stream and
-# key agree, the gate opens. Where their product is 0, it stands half open.
+
+# %% [markdown]
+# A hat means: divided by its root mean square. $D$ is the width of a stream, $d$ counts its channels, $w$ is learned,
+# $\sigma$ the sigmoid. The *gate* $g_i$ opens where stream and key agree. Where $t_i$ is 0, it stands half open.
 
 # %% [markdown]
 # ## Naive version: first the tokens
 #
-# "The" and " THE" mean the same to a table of facts. So before hashing, tokens that differ in case, accents or blanks
-# at their ends get one *compressed id*.
+# "The" and " THE" mean the same to a table of facts. So before hashing, tokens that differ only in case, accents or
+# blanks at their ends get one number, the *compressed id*. That is the $c_i$ of the equation.
 
 # %% tags=["nbval-check-output"]
 def label(text):
@@ -131,7 +137,8 @@ assert all(len(ids) == 1 for ids in found.values()) and len(found) == len({wante
 # %% [markdown]
 # ## Naive version: addresses and gates
 #
-# Plain Python, one token at a time. Before the start of a text, and from a pad on, look-back sees pads only.
+# Plain Python, one token at a time. Before the start of a text look-back sees *pads*, tokens that mean nothing. Where
+# it meets a pad in the text, it sees only pads from there on.
 
 # %%
 def addresses(ids, place, multipliers, primes, heads, pad):
@@ -154,9 +161,9 @@ def gate(stream, key, weight):
     return 1 / (1 + math.exp(-root))
 
 # %% [markdown]
-# Does the library do the same? We take an untrained toy with a table in front of layer 1; each of its tokens is its own
-# compressed id. The table lies in ordinary memory as packed bytes, and the naive version reads nothing else of it. The
-# row of tokens has a pad (token 2) in it.
+# Does the library do the same? We take an untrained toy with a table in front of layer 1. Its tokens are those of a
+# task that comes below; each is its own compressed id. Of the table the naive version gets the packed bytes alone. The
+# text has a pad (token 2) in it.
 
 # %%
 task = Facts(n_names=512, n_mentions=6, n_facts=2)
@@ -168,7 +175,7 @@ ids = [*task.batch(step=0, batch_size=1, length=40).ids[0, :20].tolist(), pad, 5
 # %%
 multipliers, primes = engram.multipliers.tolist(), engram.primes.tolist()
 mine = [addresses(ids, place, multipliers, primes, heads, pad) for place in range(len(ids))]
-packed = ENGRAM.encode(engram.embed.weight.detach())  # bytes, as a host or a file keeps them
+packed = ENGRAM.encode(engram.embed.weight.detach())  # bytes, as ordinary memory or a file keeps them
 fetched = ENGRAM.decode(packed[torch.tensor(mine)], config.engram_head_dim).flatten(1)  # before any layer has run
 print(f"{len(packed):,} rows of {packed.shape[1]} bytes, primes {primes}; the last token reads rows {mine[-1]}")
 
@@ -194,14 +201,15 @@ assert torch.allclose(naive, theirs, atol=1e-5)  # float32 sums of 64 products, 
 # Equal. Notice what an address needs: token ids, nothing that a layer computes. So rows can be on their way before the
 # first layer has started.
 #
-# In the toy, letters begin at token 52. Which rows does the name 52, 53, 54 read behind token 36, and which other
-# n-grams of a long row read one of them too? (`seen` counts how often an n-gram stands in what is compared.)
+# Which rows does token 54 read behind 36, 52, 53? And which other n-grams of a long text read one of them too?
+# (`seen` counts how often an n-gram stands in the tokens that are compared.)
 
 # %%
 print(hash_view(toy, [36, 52, 53, 54], among=task.batch(step=1, batch_size=1, length=120).ids[0].tolist()))
 
 # %% [markdown]
-# Some n-grams share a row: they *collide*. In a live notebook the next cell lets you type other tokens.
+# Numbers with bars between them are an n-gram, oldest token first. Some share a row: they *collide*. None here shares
+# both rows of an order. In a live notebook the next cell lets you type other tokens.
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -210,11 +218,11 @@ explore_hash(toy, "36 52 53 54", among=task.batch(step=1, batch_size=1, length=1
 # %% [markdown]
 # ## A task with two kinds of facts
 #
-# **Names.** 512 names of three letters, each with one of 16 values. The book of names is the same in every row, and no
-# row tells a value: it has to be known. The last two letters alone do not do; most pairs end several names.
+# **Names.** 512 names of three letters, each with one of 16 values. The book of names is the same for every text, and
+# no text tells a value: it has to be known. The last two letters alone do not suffice; most pairs end several names.
 #
-# **Needles.** A key with its value stands in the row, another value in each row, and at the end the key is asked for.
-# Nothing can know it beforehand: it has to be found.
+# **Needles.** A key with its value stands in the text, with another value in each text, and at the end the key is asked
+# for. Nothing can know the value beforehand: it has to be found.
 
 # %% tags=["nbval-check-output"]
 words = ["-"] * 4 + [f"K{i}" for i in range(16)] + [f"v{i}" for i in range(16)] + ["."] * 16 + list("ABCDEFGHIJ")
@@ -230,27 +238,28 @@ print(f"{len(names)} names; right by blind guess {1 / task.n_values:.4f}, by the
 assert len(names) == 512 and best < 0.5
 
 # %% [markdown]
-# The second line shows where which value is wanted.
+# The first line is the text: letters A to J, keys K, values v, fillers as dots. The second shows where which value is
+# wanted.
 #
 # ## Train a tiny one, then give it a table
 #
-# Three layers: two with windows of eight tokens, and one that fetches from the whole row. First *without* a table, on
-# rows of needles alone, until it has begun to find them.
+# Three layers: two with sliding windows of eight tokens, and one that also fetches *entries* from the whole text
+# (lesson 05). First *without* a table, on texts of needles alone, until it has begun to find them.
 
 # %%
 bare = ds.Model(facts_config(task, rows=256, engram_layer_ids=()), seed=0)
 common = {"seed": 0, "learning_rate": 4e-3, "batch_size": 32}
 _ = ds.train(bare, Needle(n_facts=8), steps=180, length=24, **common)
 start = recall(bare, task)
-print(f"names {share(start.names):.3f}, needles {share(start.needles):.3f}")
+print(f"right: names {share(start.names):.3f}, needles {share(start.needles):.3f}")
 assert share(start.names) < 0.15 and share(start.needles) > 0.2
 
 # %% [markdown]
-# Now two copies with the same weights. One gets a table in front of layer 1. Its value starts at zero, so both answer
-# alike at first. Both then see the same mixed rows, for equally many steps.
+# Now two copies with the same weights. One gets a table in front of layer 1. What it reads from it, the value $v$,
+# starts at zero, so both answer alike at first. Then both see the same mixed texts, for equally many steps.
 #
-# **Guess first:** how much of the book does each of them know after 80 steps, in which a name comes up 30 times
-# on average? And what becomes of the needles?
+# **Guess first:** how much of the book does each of them know after 80 steps, in which a name comes up 30 times on
+# average? And what becomes of the needles?
 
 # %%
 model = ds.Model(config, seed=0)
@@ -271,14 +280,15 @@ for look, (name, quiz) in enumerate(quizzes.items()):
         shares = {step: share(getattr(found, what)) for step, found in quiz.found.items()}
         curves.append(Curve(f"{what}, {name}", shares, kind, look))
         print(f"{what:8}{name:9}", " ".join(f"{right:.3f}" for right in shares.values()))
-ax = plot_accuracy(curves, setting="training steps on mixed rows", model="two toys", baselines={"blind guess": 1 / 16})
+ax = plot_accuracy(curves, setting="training steps on mixed texts", model="two toys", baselines={"blind guess": 1 / 16})
 known, unaided = quizzes["table"].found[80], quizzes["no table"].found[80]
 assert share(known.names) > 0.85 and share(known.names) > share(unaided.names) + 0.3
 assert min(share(known.needles), share(unaided.needles)) > 0.9
 
 # %% [markdown]
-# With a table nearly the whole book is learned in these steps, without one a small part of it. The other toy can learn
-# by heart too: its curve rises, slowly. Where it would end is not shown here. And it has fewer numbers to learn with.
+# With a table nearly the whole book is learned in these steps, without one much less of it. The toy without can
+# learn by heart too: its curve rises, slowly. Where it would end is not shown here. And it has fewer numbers to learn
+# with.
 #
 # And the needles? Both find them equally well. Here a table does not make the finding better. It does not disturb it
 # either.
@@ -286,17 +296,18 @@ assert min(share(known.needles), share(unaided.needles)) > 0.9
 # %% [markdown]
 # ## Take the table away
 #
-# The same trained weights with Engram switched off. A copy whose rows stand in random order. And the other way round:
-# the table stays, but layer 2 loses the entries that it fetches from the row, and keeps its window alone.
+# We change the toy that was trained with a table, in three ways. Engram is switched off. Or the rows of the table are
+# shuffled. Or the other way round: the table stays, but layer 2 loses the entries that it fetches from the text, and
+# keeps its window alone.
 #
-# **Guess first:** names and needles, right in which part, for each of the three?
+# **Guess first:** for each of the three, which share of names is still right, and which share of needles?
 
 # %%
 off = {"engram_layer_ids": (), "engram_num_embeddings": ()}
 blind = {"compress_ratios": (0, 0, 0), "kv_source_layer_ids": (), "index_source_layer_ids": ()}
 mixed_up = copy.deepcopy(model)
 rows = mixed_up.layers[1].engram.embed.weight.data
-rows.copy_(rows[torch.randperm(len(rows))])
+_ = rows.copy_(rows[torch.randperm(len(rows))])
 
 # %%
 found = {"as trained": known, "no table": recall(ds.variant(model, **off), task),
@@ -311,20 +322,21 @@ assert share(found["no entries"].needles) < 0.3 < 0.8 < share(found["no entries"
 # **It hurts, and only where it should.** Without the table names are gone and needles stay; without entries it is the
 # other way round. Rows in the wrong order are no better than none.
 #
-# The toy that never had a table knows more names than this one without its table. Either the layers left names to the
-# table, or they cannot do without its input.
-#
-# > **Measured.** Popular accounts say that Engram frees the model to reason. Here facts fall and finding stays. Whether
-# thinking gets better, this task cannot tell.
+# The toy that never had a table (above, at the end of its curve) knows more names than this one without its table.
+# Either the layers left names to the table, or they cannot do without its input. We did not test which.
+
+# %% [markdown]
+# > **Measured.** Popular accounts say that Engram frees the model to reason. Here, without it, facts fall and finding
+# stays. Whether thinking gets better with it, this task cannot tell.
 
 # %% [markdown]
 # ## Which n-grams hold the names?
 #
 # A token reads by the last two, three and four tokens. At the last letter of a name the last four are the name and
-# whatever filler stands before it.
+# whatever token stands before it.
 #
-# **Guess first:** we silence the columns of one order at a time. Which one costs most? Does the longest n-gram know
-# most?
+# **Guess first:** in the trained toy we silence the columns of one order at a time. Which loss costs most? Does the
+# longest n-gram know most?
 
 # %%
 size = config.engram_head_dim * heads  # numbers that one order reads
@@ -345,8 +357,8 @@ for order in (2, 3, 4):
 assert len(at_name[:, -3:].unique(dim=0)) == 512
 
 # %% [markdown]
-# Here the longest n-gram adds next to nothing: with another filler before it, the same name is another 4-gram, and each
-# was met too rarely to learn from. Pairs are met most often, but a pair ends several names. Three letters are the name.
+# Here the longest n-gram adds next to nothing: with another token before it, the same name is another 4-gram, and each
+# was met about twice. Pairs are met most often, but a pair ends several names. Three letters are the name.
 #
 # In real text nobody knows beforehand how long a fact is. So all orders are read, and the projections learn which to
 # trust. (That reason is ours.)
@@ -356,9 +368,11 @@ assert len(at_name[:, -3:].unique(dim=0)) == 512
 #
 # Does a name's value stand *in* the rows? Or are they only labels, by which the layers behind know a name? We teach
 # toys with a usual table, and toys with one *frozen* at its first random numbers: it can store nothing.
-#
+
+# %% [markdown]
 # The knob is `engram_vocab_size`, the least number of rows in a column, from 256 down to four, where dozens of names
-# share each row. Draw both curves. (For speed: two layers with windows, names only, 64 steps.)
+# share each row. Draw the share of right names against it, for both. (For speed: new toys, two layers with windows,
+# names only, 56 steps.)
 
 # %%
 names_only = Facts(n_names=512, n_facts=0, n_mentions=5)
@@ -370,7 +384,7 @@ def taught(rows, frozen=False, **changes):
     small = ds.Model(facts_config(names_only, rows=rows, **windows, **changes), seed=0)
     if frozen:
         small.layers[1].engram.embed.weight.requires_grad_(False)
-    ds.train(small, names_only, steps=64, batch_size=32, length=names_only.shortest, learning_rate=4e-3, seed=0)
+    ds.train(small, names_only, steps=56, batch_size=32, length=names_only.shortest, learning_rate=4e-3, seed=0)
     return share(recall(small, names_only).names)
 
 
@@ -390,24 +404,25 @@ for rows in sizes:
 curves = [Curve("trained table", trained), Curve("frozen table", random, kind=2, look=2)]
 ax = plot_accuracy(curves, setting="engram_vocab_size, each toy trained with its own", model="small toys, names",
                    baselines={"no table": none, "blind guess": 1 / 16}, log=True)
-assert min(trained[4], random[4]) > none + 0.1 and trained[256] > random[256] + 0.15
+assert min(trained[4], random[4]) > none + 0.05 and trained[256] > random[256] + 0.15
 assert trained[4] < trained[64] < trained[256]
 assert trained[4] - random[4] < trained[256] - random[256]
 
 # %% [markdown]
-# **The surprise.** Random numbers that never change help. They label n-grams, and by labels the layers learn
-# names faster than from letters.
+# **The surprise.** Random numbers that never change help. They label n-grams, and with labels the layers learn names
+# faster than from letters alone.
 #
 # What *training the rows* adds is the gap between the curves. It opens as fewer names share a row. But even where
 # dozens collide in every row, more names are right than without a table.
 #
-# What the plot does not show: longer training, a larger book, another seed. On a finer scale neighbours
-# can change places.
+# What the plot does not show: longer training, a larger book, another seed. Small differences, of a few hundredths,
+# may be luck.
 
 # %% [markdown]
 # ## Hits and misses: does the gate know?
 #
-# One row through the trained toy: each token with its four gates below it, one per stream.
+# One text through the toy that was trained on names and needles: each token with its four gates below it, one per
+# stream.
 #
 # **Guess first:** a table has nothing to say about fillers, keys and values. Is the gate shut there?
 
@@ -430,10 +445,10 @@ for kind, value in opened.items():
 assert opened["last letter of a name"] > opened["filler"] + 0.1 and opened["filler"] > 0.2
 
 # %% [markdown]
-# **A hit and a miss.** It is widest where a name ends. But elsewhere it is not shut, not even at fillers, of which
-# nothing is ever asked. Why it does not close there, these numbers do not say.
+# **A hit and a miss.** The gate is widest where a name ends. But elsewhere it is not shut, not even at fillers, where
+# no answer is ever wanted. Why it does not close there, these numbers do not say.
 #
-# Another miss is the needle's. What becomes of both kinds in longer rows?
+# **Guess first:** the toy was taught texts of 34 tokens. What becomes of names and of needles in longer ones?
 
 # %%
 for length in (34, 66, 130, 258):
@@ -442,15 +457,16 @@ for length in (34, 66, 130, 258):
 assert share(longer.names) > 0.85 and share(longer.needles) < share(known.needles)
 
 # %% [markdown]
-# To look a name up it does not matter how much text stands before it; to find a needle it does. The toy was taught 34
-# tokens at most.
+# To look a name up it hardly matters how much text there is. Finding a needle suffers, though only by a few
+# hundredths.
 
 # %% [markdown]
 # ## What it costs
 #
 # Back to the released sizes, per generated token at a context of a million.
 #
-# **Guess first:** what is more, the bytes of Engram rows that a token reads, or the bytes of one layer's window?
+# **Guess first:** what is more, the bytes of Engram rows that a token reads, or the bytes of one layer's sliding window
+# (lesson 02)?
 
 # %% tags=["nbval-check-output"]
 costs = DecodeTraffic(flash).at(2**20)
@@ -464,11 +480,12 @@ print(f"Engram's projections: {projections / 1e9:.3f}B numbers, {part:.1%} of th
 assert costs.engram_rows == 12_672 < window
 
 # %% [markdown]
-# So the rows themselves cost next to nothing to read; they cost a *place*: 202.8 GB. They need not lie in the
+# So the rows themselves cost next to nothing to read; they cost *room*: 202.8 GB. They need not lie in the
 # accelerator's memory: addresses follow from token ids, so rows can be sent for before layer 1 needs them. Host memory
 # or a file on disk will do.
 #
-# The cache does not grow by it, nor does the candidate pool change. What a token does pay is the projections.
+# The cache does not grow by Engram, nor does the candidate pool (lesson 05) change. What a token does pay is the work
+# in the projections.
 
 # %% tags=["nbval-check-output"]
 tables = n_rows * row
@@ -481,12 +498,12 @@ assert with_tables == without == 890
 # %% [markdown]
 # ## Exercise 1
 #
-# `flash` gets n-grams of up to five tokens instead of four, and rows of 128 numbers instead of 256. How many bytes of
-# rows does a token then read?
+# `flash` gets n-grams of up to five tokens instead of four, and rows of 128 numbers instead of 256. All else stays. How
+# many bytes of rows does a token then read, both tables together?
 #
 # <details><summary>Hint</summary>
 #
-# How many orders are there? And an 8-bit row has a scale byte for each 32 numbers.
+# How many orders are there now? Each number takes a byte, and each 32 of them one more for their scale.
 #
 # </details>
 
@@ -497,9 +514,9 @@ check_bytes(bytes_read)
 # %% [markdown]
 # ## Exercise 2
 #
-# Count collisions. Given the token ids of a text, the multipliers $a_0, a_1$ and the number of rows: how many
-# *different* pairs of neighbours have a row that another pair of the text has too? No pads here: the text's first token
-# ends no pair.
+# Count collisions in one column of order 2. Write a function of the token ids of a text, the list of multipliers
+# $a_0, a_1$, and the prime $p$: how many *different* pairs of neighbours have a row that another pair of the text has
+# too? No pads here: the text's first token ends no pair.
 #
 # <details><summary>Hint</summary>
 #
@@ -514,8 +531,8 @@ check_shared(pairs_that_share)
 # %% [markdown]
 # ## Exercise 3
 #
-# How strongly must stream and key agree? Write $t$ as a function of the gate $g$, for any $g$ between 0 and 1 but a
-# half.
+# How strongly must stream and key agree? Write $t$ as a function of the gate $g$, for any $g$ between 0 and 1 except
+# one half.
 #
 # <details><summary>Hint</summary>
 #
@@ -555,14 +572,15 @@ assert refuses(check_opening, lambda g: math.log(g / (1 - g)))
 # %% [markdown]
 # ## Recap
 #
-# - A token's last two, three and four ids are hashed to rows: 48 of them, 12,672 bytes, out of 202.8 GB. No layer has
-#   to run first.
+# - A token's last two, three and four ids are hashed to the numbers of rows. `flash` reads 48 of them, 12,672 bytes,
+#   out of 202.8 GB. No layer has to run first.
 # - Take the table away and names fall, needles stay; take the entries away and it is the other way round.
 # - A table of random numbers already helps, as labels. Training the rows adds more, the fewer n-grams share them.
 # - A gate opens where stream and key agree, and is not shut elsewhere.
 
 # %% [markdown]
-# [Technical report](https://arxiv.org/abs/2609.19969): §2.4.2. Before it: **lesson 05**, the sparse indexer.
+# [Technical report](https://arxiv.org/abs/2609.19969): §2.4.2. Before it: **lesson 05**, the sparse indexer. This is
+# the last lesson so far. Next: the code, in the reading order of the README.
 
 # %% [markdown]
 # ## 中文小结

@@ -1,8 +1,7 @@
 """Each check of lesson 01 accepts what is right and refuses the mistakes that readers make."""
 
-import pytest
+from exercise_checks import three_tests
 
-from tinyds41.course.exercises import OPEN, WrongAnswer, refuses
 from tinyds41.course.lesson_01 import check_fit, check_runs, check_take_back
 
 
@@ -24,20 +23,8 @@ def take_back_in_place(cache, n):
     return cache
 
 
-@pytest.mark.parametrize(("check", "right"), [(check_runs, runs), (check_fit, fit), (check_take_back, take_back)])
-def test_a_right_answer_is_accepted(check, right, capsys):
-    check(right)
-    assert capsys.readouterr().out == "Right.\n"
-    assert not refuses(check, right)
-
-
-@pytest.mark.parametrize("check", [check_runs, check_fit, check_take_back])
-def test_an_open_exercise_is_neither_right_nor_wrong(check, capsys):
-    check(OPEN)
-    assert capsys.readouterr().out == "Not answered yet: replace the three dots.\n"
-
-
-@pytest.mark.parametrize(("check", "wrong", "message"), [
+RIGHT = [(check_runs, runs), (check_fit, fit), (check_take_back, take_back)]
+WRONG = [
     (check_runs, lambda p, n: (n * p + n * (n + 1) // 2, p + n - 1), r"a prompt of 1 tokens and 1 new: \(2, 1\) is"),
     (check_runs, lambda p, n: (n * p + n * (n - 1) // 2, p + n), r"\(1, 2\) is wrong"),
     (check_runs, lambda p, n: (n * p, p + n - 1), "a prompt of 1 tokens and 4 new"),
@@ -51,7 +38,7 @@ def test_an_open_exercise_is_neither_right_nor_wrong(check, capsys):
     (check_take_back, lambda cache, n: [kept[n:] for kept in cache], "of 5 tokens 1 taken back: what is left"),
     (check_take_back, take_back_in_place, "of 5 tokens 1 taken back: the cache that was given changes"),
     (check_take_back, lambda cache, n: take_back(cache, n) if n else cache, "of 5 tokens 0 taken back: the cache"),
-])  # fmt: skip
-def test_a_wrong_answer_is_refused_with_a_reason(check, wrong, message):
-    with pytest.raises(WrongAnswer, match=message):
-        check(wrong)
+]  # fmt: skip
+
+(test_a_right_answer_is_accepted, test_an_open_exercise_is_neither_right_nor_wrong,
+ test_a_wrong_answer_is_refused_with_a_reason) = three_tests(RIGHT, WRONG)  # fmt: skip

@@ -3,8 +3,8 @@
 import math
 
 import pytest
+from exercise_checks import three_tests
 
-from tinyds41.course.exercises import OPEN, WrongAnswer, refuses
 from tinyds41.course.lesson_02 import check_border, check_bytes, check_sink, reach
 from tinyds41.train.note import Note, note_config
 from tinyds41.train.tasks import needle_config
@@ -33,22 +33,7 @@ RIGHT = [
     (check_border, note_config(TASK, layers=6, sliding_window=6)),
     (check_border, note_config(TASK, layers=10, sliding_window=4)), (check_bytes, held), (check_sink, share_of_sink),
 ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("check", "right"), RIGHT)
-def test_a_right_answer_is_accepted(check, right, capsys):
-    check(right)
-    assert capsys.readouterr().out == "Right.\n"
-    assert not refuses(check, right)
-
-
-@pytest.mark.parametrize("check", [check_border, check_bytes, check_sink])
-def test_an_open_exercise_is_neither_right_nor_wrong(check, capsys):
-    check(OPEN)
-    assert capsys.readouterr().out == "Not answered yet: replace the three dots.\n"
-
-
-@pytest.mark.parametrize(("check", "wrong", "message"), [
+WRONG = [
     (check_border, note_config(TASK, layers=6, sliding_window=5), "up to distance 24"),
     (check_border, note_config(TASK, layers=5, sliding_window=6), "up to distance 25"),
     (check_border, note_config(TASK, layers=3, sliding_window=11), "3 layers are fewer than five"),
@@ -62,10 +47,10 @@ def test_an_open_exercise_is_neither_right_nor_wrong(check, capsys):
     (check_sink, overflows, "cannot be used: OverflowError"),
     (check_sink, lambda scores, sink: 1 - share_of_sink(scores, sink), "is wrong"),
     (check_sink, lambda scores, sink: share_of_sink(scores, 0.0), "is wrong"),
-])  # fmt: skip
-def test_a_wrong_answer_is_refused_with_a_reason(check, wrong, message):
-    with pytest.raises(WrongAnswer, match=message):
-        check(wrong)
+]  # fmt: skip
+
+(test_a_right_answer_is_accepted, test_an_open_exercise_is_neither_right_nor_wrong,
+ test_a_wrong_answer_is_refused_with_a_reason) = three_tests(RIGHT, WRONG)  # fmt: skip
 
 
 @pytest.mark.parametrize(("layers", "window"), [(1, 4), (4, 1), (3, 5)])

@@ -1,8 +1,7 @@
 """Each check of lesson 04 accepts what is right and refuses the mistakes that readers make."""
 
-import pytest
+from exercise_checks import three_tests
 
-from tinyds41.course.exercises import OPEN, WrongAnswer, refuses
 from tinyds41.course.lesson_04 import check_follows, check_own_choice, check_rows
 
 SOURCES = (2, 8, 14, 20, 24, 28, 32, 36)
@@ -20,20 +19,8 @@ def own(context):
     return 18 * (context // 2) + 20 * context
 
 
-@pytest.mark.parametrize(("check", "right"), [(check_follows, follows), (check_rows, rows), (check_own_choice, own)])
-def test_a_right_answer_is_accepted(check, right, capsys):
-    check(right)
-    assert capsys.readouterr().out == "Right.\n"
-    assert not refuses(check, right)
-
-
-@pytest.mark.parametrize("check", [check_follows, check_rows, check_own_choice])
-def test_an_open_exercise_is_neither_right_nor_wrong(check, capsys):
-    check(OPEN)
-    assert capsys.readouterr().out == "Not answered yet: replace the three dots.\n"
-
-
-@pytest.mark.parametrize(("check", "wrong", "message"), [
+RIGHT = [(check_follows, follows), (check_rows, rows), (check_own_choice, own)]
+WRONG = [
     (check_follows, lambda layer: max((s for s in SOURCES if s < layer), default=None), "layer 2: None is wrong"),
     (check_follows, lambda layer: max((s for s in (2, 8, 14, 20) if s <= layer), default=None), "layer 24: 20 is"),
     (check_follows, lambda layer: max((s for s in SOURCES if s <= layer), default=0), "layer 0: 0 is wrong"),
@@ -43,7 +30,7 @@ def test_an_open_exercise_is_neither_right_nor_wrong(check, capsys):
     (check_own_choice, lambda n: 29 * n, "context 1: 29 rows is wrong"),
     (check_own_choice, lambda n: 38 * n, "context 1: 38 rows is wrong"),
     (check_own_choice, lambda n: 18 * (n // 2) + 16 * n + 4 * min(n, 16_384), "is wrong"),
-])  # fmt: skip
-def test_a_wrong_answer_is_refused_with_a_reason(check, wrong, message):
-    with pytest.raises(WrongAnswer, match=message):
-        check(wrong)
+]  # fmt: skip
+
+(test_a_right_answer_is_accepted, test_an_open_exercise_is_neither_right_nor_wrong,
+ test_a_wrong_answer_is_refused_with_a_reason) = three_tests(RIGHT, WRONG)  # fmt: skip

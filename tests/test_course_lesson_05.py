@@ -2,9 +2,8 @@
 
 import math
 
-import pytest
+from exercise_checks import three_tests
 
-from tinyds41.course.exercises import OPEN, WrongAnswer, refuses
 from tinyds41.course.lesson_05 import check_binds, check_pool, check_scored
 
 
@@ -35,20 +34,8 @@ def scored(context):
     return 3 * (context // 2) + context + 4 * 8 * min(2048, -(-context // 8))
 
 
-@pytest.mark.parametrize(("check", "right"), [(check_binds, 14_400), (check_pool, by_sum), (check_scored, scored)])
-def test_a_right_answer_is_accepted(check, right, capsys):
-    check(right)
-    assert capsys.readouterr().out == "Right.\n"
-    assert not refuses(check, right)
-
-
-@pytest.mark.parametrize("check", [check_binds, check_pool, check_scored])
-def test_an_open_exercise_is_neither_right_nor_wrong(check, capsys):
-    check(OPEN)
-    assert capsys.readouterr().out == "Not answered yet: replace the three dots.\n"
-
-
-@pytest.mark.parametrize(("check", "wrong", "message"), [
+RIGHT = [(check_binds, 14_400), (check_pool, by_sum), (check_scored, scored)]
+WRONG = [
     (check_binds, 900, "but so it does at 901"),
     (check_binds, 16_384, "the pool leaves entries out"),
     (check_binds, 0, "cannot be used: ValueError: context=0"),
@@ -60,7 +47,7 @@ def test_an_open_exercise_is_neither_right_nor_wrong(check, capsys):
     (check_scored, lambda n: 3 * n // 2 + n + 4 * min(n, 16_384), "context 1: "),
     (check_scored, lambda n: 8 * n, "context 1: 8 rows is wrong"),
     (check_scored, lambda n: 3 * (n // 2) + n + min(n, 16_384), "is wrong"),
-])  # fmt: skip
-def test_a_wrong_answer_is_refused_with_a_reason(check, wrong, message):
-    with pytest.raises(WrongAnswer, match=message):
-        check(wrong)
+]  # fmt: skip
+
+(test_a_right_answer_is_accepted, test_an_open_exercise_is_neither_right_nor_wrong,
+ test_a_wrong_answer_is_refused_with_a_reason) = three_tests(RIGHT, WRONG)  # fmt: skip

@@ -2,9 +2,8 @@
 
 from collections import Counter
 
-import pytest
+from exercise_checks import three_tests
 
-from tinyds41.course.exercises import OPEN, WrongAnswer, refuses
 from tinyds41.course.lesson_09 import check_dropped, check_expert_bytes, check_moved
 
 WEIGHTS = 40 * 6 * 3 * 5120 * 2304
@@ -46,22 +45,7 @@ def without_rest(bias, loads, rate):
 
 
 RIGHT = [(check_expert_bytes, WEIGHTS * 17 // 32), (check_dropped, dropped), (check_moved, moved)]
-
-
-@pytest.mark.parametrize(("check", "right"), RIGHT)
-def test_a_right_answer_is_accepted(check, right, capsys):
-    check(right)
-    assert capsys.readouterr().out == "Right.\n"
-    assert not refuses(check, right)
-
-
-@pytest.mark.parametrize("check", [check for check, _ in RIGHT])
-def test_an_open_exercise_is_neither_right_nor_wrong(check, capsys):
-    check(OPEN)
-    assert capsys.readouterr().out == "Not answered yet: replace the three dots.\n"
-
-
-@pytest.mark.parametrize(("check", "wrong", "message"), [
+WRONG = [
     (check_expert_bytes, WEIGHTS // 2, "bytes is wrong"),
     (check_expert_bytes, WEIGHTS * 2, "bytes is wrong"),
     (check_expert_bytes, WEIGHTS * 17 // 32 // 6 * 7, "bytes is wrong"),
@@ -73,7 +57,7 @@ def test_an_open_exercise_is_neither_right_nor_wrong(check, capsys):
     (check_moved, the_other_way, "is wrong"),
     (check_moved, without_rest, "is wrong"),
     (check_moved, lambda bias, loads, rate: bias[:-1], "is wrong"),
-])  # fmt: skip
-def test_a_wrong_answer_is_refused_with_a_reason(check, wrong, message):
-    with pytest.raises(WrongAnswer, match=message):
-        check(wrong)
+]  # fmt: skip
+
+(test_a_right_answer_is_accepted, test_an_open_exercise_is_neither_right_nor_wrong,
+ test_a_wrong_answer_is_refused_with_a_reason) = three_tests(RIGHT, WRONG)  # fmt: skip

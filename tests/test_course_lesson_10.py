@@ -4,9 +4,8 @@ import math
 from collections import Counter
 from itertools import pairwise
 
-import pytest
+from exercise_checks import three_tests
 
-from tinyds41.course.exercises import OPEN, WrongAnswer, refuses
 from tinyds41.course.lesson_10 import check_bytes, check_opening, check_shared
 
 
@@ -39,20 +38,8 @@ def opening(gate):
     return math.copysign(root**2, root)
 
 
-@pytest.mark.parametrize(("check", "right"), [(check_bytes, 8_448), (check_shared, shared), (check_opening, opening)])
-def test_a_right_answer_is_accepted(check, right, capsys):
-    check(right)
-    assert capsys.readouterr().out == "Right.\n"
-    assert not refuses(check, right)
-
-
-@pytest.mark.parametrize("check", [check_bytes, check_shared, check_opening])
-def test_an_open_exercise_is_neither_right_nor_wrong(check, capsys):
-    check(OPEN)
-    assert capsys.readouterr().out == "Not answered yet: replace the three dots.\n"
-
-
-@pytest.mark.parametrize(("check", "wrong", "message"), [
+RIGHT = [(check_bytes, 8_448), (check_shared, shared), (check_opening, opening)]
+WRONG = [
     (check_bytes, 12_672, "12,672 bytes is wrong"),  # as released
     (check_bytes, 8_192, "is wrong"),  # without scales
     (check_bytes, 10_560, "is wrong"),  # order 1 counted
@@ -65,7 +52,7 @@ def test_an_open_exercise_is_neither_right_nor_wrong(check, capsys):
     (check_opening, lambda gate: math.log(gate / (1 - gate)), "your t is"),  # not squared
     (check_opening, lambda gate: math.log(gate / (1 - gate)) ** 2, "for a gate of 0.05"),  # sign lost
     (check_opening, lambda gate: "wide", "cannot be used"),
-])  # fmt: skip
-def test_a_wrong_answer_is_refused_with_a_reason(check, wrong, message):
-    with pytest.raises(WrongAnswer, match=message):
-        check(wrong)
+]  # fmt: skip
+
+(test_a_right_answer_is_accepted, test_an_open_exercise_is_neither_right_nor_wrong,
+ test_a_wrong_answer_is_refused_with_a_reason) = three_tests(RIGHT, WRONG)  # fmt: skip

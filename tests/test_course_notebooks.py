@@ -308,6 +308,28 @@ def test_a_folder_without_lessons_and_a_missing_or_broken_notebook_are_named(tmp
         assert "00_sum.ipynb is not a notebook" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("action", ["run", "check", "time"])
+@pytest.mark.parametrize(("content", "message"), [
+    (SCRIPT.replace("total = sum(range(100))", "total = sum(range(100)").encode(), r"line 21: '\(' was never closed"),
+    (SCRIPT.encode().replace(b"4950", b"4950  # gr\xfc\xdf"), "line 25: byte 0xfc is not UTF-8"),
+    (SCRIPT.replace("total = sum", "total = = sum").encode(), "line 21: invalid syntax"),
+    (b"# %%\nx\0y = 1\n", "01_bad.py: .*null bytes"),
+])  # fmt: skip
+def test_a_script_that_is_no_python_is_named_with_its_line(tmp_path, capsys, action, content, message):
+    (tmp_path / "01_bad.py").write_bytes(content)
+    (tmp_path / "01_bad.ipynb").write_text('{"cells": []}')
+    assert main(["lessons", action, "--folder", str(tmp_path)]) == 2
+    printed = capsys.readouterr().err
+    assert "01_bad.py" in printed and re.search(message, printed) and printed.count("\n") == 1
+
+
+def test_magics_and_waiting_cells_are_no_syntax_errors(tmp_path):
+    script = tmp_path / "01_magic.py"
+    script.write_bytes(b"# %%\r\n%matplotlib inline\r\nif True:\r\n    !ls\r\nawait x\r\n")
+    [cell] = notebooks.read_script(script)["cells"]
+    assert notebooks.source(cell) == "%matplotlib inline\nif True:\n    !ls\nawait x"
+
+
 def test_cell_ids_follow_from_the_text_and_differ_where_the_text_repeats(tmp_path):
     script = tmp_path / "a.py"
     script.write_text("# %%\nx = 1\n\n# %%\nx = 1\n\n# %%\ny = 1\n", encoding="utf-8")

@@ -145,6 +145,8 @@ def test_a_start_is_taken_and_a_wrong_one_refused(model):
         explore_pool(model, IDS, query=21)
     with pytest.raises(ValueError, match="no control is called 'topk': they are query, candidate_topk_blocks"):
         explore_pool(model, IDS, topk=2)
+    with pytest.raises(ValueError, match=r"layer=99 neither forms the candidate pool nor .*: one of \[4, 6\]"):
+        explore_pool(model, IDS, layer=99)
 
 
 def test_without_ipywidgets_the_explorer_names_the_extra_and_the_view_still_works(model, monkeypatch):

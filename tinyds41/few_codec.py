@@ -59,5 +59,6 @@ def from_codes(codes: np.ndarray, scales: np.ndarray, element: str, scale: str) 
     """fp32 values. Shapes: [..., code bytes], [..., blocks] -> [..., width]."""
     values = PAIRS.take(codes).view(np.float32) if element == "e2m1" else E4M3_VALUES.take(codes)
     blocks = values.reshape(*scales.shape, -1)
-    blocks *= (E4M3_VALUES if scale == "e4m3" else UE8M0_VALUES).take(scales)[..., None]
+    with np.errstate(invalid="ignore", over="ignore"):  # a block that is not a number stays one, without a warning
+        blocks *= (E4M3_VALUES if scale == "e4m3" else UE8M0_VALUES).take(scales)[..., None]
     return values

@@ -50,8 +50,8 @@ def score_and_select(
 
 def _scores(query: np.ndarray, by: np.ndarray, keys: Tensor) -> np.ndarray:
     """sum_i w_i relu(q_i . k_j). Shapes: [I,J], [I], [T,J] -> [T]."""
-    dots_IT = query @ array(keys).T
-    return by @ np.maximum(dots_IT, 0, out=dots_IT)
+    dots_IT = array(torch.from_numpy(query) @ keys.mT)
+    return np.einsum("i,it->t", by, np.maximum(dots_IT, 0, out=dots_IT))
 
 
 class _Candidates:

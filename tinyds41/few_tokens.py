@@ -21,16 +21,16 @@ FEW_SCORES = 512  # of one choice
 
 def are_few(n_tokens: int, x: Tensor) -> bool:
     """Whether to compute this way; NumPy has no bfloat16."""
-    return n_tokens <= FEW and x.dtype in (torch.float32, torch.float64) and apart(x.device)
+    return n_tokens <= FEW and x.dtype in (torch.float32, torch.float64) and apart(x)
 
 
-def apart(device: torch.device) -> bool:
+def apart(x: Tensor) -> bool:
     """Whether NumPy may take over.
 
     Not where gradients are wanted, not on a GPU, where every number fetched would wait for the device, and not while
     a dispatch mode watches, such as torch's FLOP counter: it would not see the work.
     """
-    return device.type == "cpu" and not torch.is_grad_enabled() and not is_in_torch_dispatch_mode()
+    return x.is_cpu and not torch.is_grad_enabled() and not is_in_torch_dispatch_mode()
 
 
 def array(x: Tensor) -> np.ndarray:
@@ -38,11 +38,14 @@ def array(x: Tensor) -> np.ndarray:
     return (x.detach() if x.requires_grad else x).numpy()
 
 
+def product(matrix: np.ndarray, vector: np.ndarray) -> np.ndarray:
+    """W x. Not by BLAS, whose threads would wait for PyTorch's: with two of each a token took four times as long."""
+    return np.einsum("ij,j->i", matrix, vector)
+
+
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x W^T. Shapes: [..., K], [N, K] -> [..., N]."""
-    rows, matrix = array(x), array(weight)
-    out = matrix @ rows.reshape(-1) if rows.size == rows.shape[-1] else rows.reshape(-1, rows.shape[-1]) @ matrix.T
-    return torch.from_numpy(out.reshape(*x.shape[:-1], len(matrix)))
+    """x W^T of one row. Shapes: [..., K], [N, K] -> [..., N]."""
+    return torch.from_numpy(product(array(weight), array(x).reshape(-1)).reshape(*x.shape[:-1], len(weight)))
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -71,10 +74,10 @@ def swiglu(x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor, limit: float) -> Tenso
 
 
 def _swiglu(row: np.ndarray, w1: np.ndarray, w2: np.ndarray, w3: np.ndarray, limit: float) -> np.ndarray:
-    gate, up = np.minimum(w1 @ row, limit), np.clip(w3 @ row, -limit, limit)
+    gate, up = np.minimum(product(w1, row), limit), np.clip(product(w3, row), -limit, limit)
     # silu(a) = a / (1 + e^-a); where e^-a overflows the quotient is 0, as it should be
     with np.errstate(over="ignore"):
-        return w2 @ (gate / (1 + np.exp(-gate)) * up)
+        return product(w2, gate / (1 + np.exp(-gate)) * up)
 
 
 def experts(x: Tensor, index: Tensor, weight: Tensor, w1: Tensor, w2: Tensor, w3: Tensor, limit: float) -> Tensor:
@@ -129,7 +132,7 @@ def coefficients(
     offsets, matrix, rows = base.tolist(), array(fn), []
     for x in array(streams).reshape(-1, n_streams * width):
         by = (float(x @ x) / x.size + norm_eps) ** -0.5
-        z = [t * by * s + b for t, s, b in zip((matrix @ x).tolist(), scales, offsets, strict=True)]
+        z = [t * by * s + b for t, s, b in zip(product(matrix, x).tolist(), scales, offsets, strict=True)]
         pre = [_sigmoid(x) + eps for x in z[:n_streams]]
         post = [2 * _sigmoid(x) for x in z[n_streams : 2 * n_streams]]
         comb = [_softmax(z[start : start + n_streams], eps) for start in range(2 * n_streams, len(z), n_streams)]
@@ -195,8 +198,9 @@ def step(streams: Tensor, y: Tensor, post: Tensor, comb: Tensor, mix: Tensor) ->
 
 def gate(logits: Tensor, bias: Tensor, n_active: int, scaling: float) -> tuple[Tensor, Tensor, Tensor]:
     """`moe.Gate` from x W_g / temperature. Shapes: [..., E], [E] -> scores [..., E], experts and weights [..., A]."""
-    # softplus(x) = log(1 + e^x), without overflow
-    scores = np.sqrt(np.logaddexp(0, array(logits), dtype=array(logits).dtype))
+    # softplus(x) = log(1 + e^x); from 20 on PyTorch takes x
+    x = array(logits)
+    scores = np.sqrt(np.where(x > 20, x, np.log1p(np.exp(np.minimum(x, 20)))))
     chosen = np.sort(np.argsort(-(scores + array(bias)), axis=-1, kind="stable")[..., :n_active], -1)
     weights = np.take_along_axis(scores, chosen, -1)
     weights = scaling * weights / (weights.sum(-1, keepdims=True) + 1e-20)

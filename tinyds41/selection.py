@@ -147,6 +147,8 @@ def score_and_select(
     per_query = q.shape[0] * (q.shape[2] * n_entries if pool is None else pool.shape[2] * block_size * q.shape[3])
     chunk = max(1, SCORE_ELEMENTS // max(1, per_query))
     picks, pools = [], []
+    # Packed keys are decoded once, not once per chunk of queries.
+    keys_BTJ = None if pool is not None else keys.narrow(0, max(1, int(last.max()))).all()
     for start in range(0, q.shape[1], chunk):
         part = slice(start, start + chunk)
         if pool is not None:
@@ -155,7 +157,8 @@ def score_and_select(
             column = select_top(scores, k)
             picks.append(torch.where(column < 0, -1, index_BSP.gather(-1, column.clamp(min=0))))
         else:
-            scores = _visible_scores(q[:, part], weight[:, part], keys, first[:, part], last[:, part])
+            assert keys_BTJ is not None
+            scores = _visible_scores(q[:, part], weight[:, part], keys_BTJ, first[:, part], last[:, part])
             picks.append(select_top(scores, k))
         if count is not None:
             count(scores.numel())
@@ -164,10 +167,12 @@ def score_and_select(
     return torch.cat(picks, 1), torch.cat(pools, 1) if form_blocks else None
 
 
-def _visible_scores(q_BSIJ: Tensor, weight_BSI: Tensor, keys: Rows, first_BS: Tensor, last_BS: Tensor) -> Tensor:
+def _visible_scores(
+    q_BSIJ: Tensor, weight_BSI: Tensor, keys_BTJ: Tensor, first_BS: Tensor, last_BS: Tensor
+) -> Tensor:
     """Scores of all entries that any of these queries sees; -inf where a query does not see one."""
     seen, everyone = max(1, int(last_BS.max())), int(last_BS.min())
-    scores_BST = index_scores(q_BSIJ, weight_BSI, keys.narrow(0, seen).all())
+    scores_BST = index_scores(q_BSIJ, weight_BSI, keys_BTJ[:, :seen])
     column = torch.arange(seen, device=scores_BST.device)
     # Entries that every query has behind it need no mask: of a long context that is nearly all.
     scores_BST[..., everyone:].masked_fill_(column[everyone:] >= last_BS.unsqueeze(-1), -torch.inf)

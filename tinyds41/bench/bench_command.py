@@ -8,10 +8,13 @@ from pathlib import Path
 
 import torch
 
+from tinyds41.bench.decode import bench_decode
+from tinyds41.bench.flat import bench_flat
 from tinyds41.bench.forward import bench_forward
 from tinyds41.bench.measure import table, write_json
+from tinyds41.bench.prefill import bench_prefill
 
-BENCHES = {"forward": bench_forward}
+BENCHES = {"decode": bench_decode, "flat": bench_flat, "forward": bench_forward, "prefill": bench_prefill}
 
 
 def add_parser(subparsers) -> None:
@@ -19,7 +22,16 @@ def add_parser(subparsers) -> None:
     parser.add_argument("name", choices=BENCHES, help="what to measure")
     parser.add_argument("--threads", type=int, default=2, help="torch threads (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="timed rounds, taken in turns (default %(default)s)")
+    parser.add_argument("--peer", choices=("mlx-lm",), help="decode, prefill: also the same weights there")
+    parser.add_argument("--contexts", type=_contexts, help="decode, flat, prefill: tokens, such as 1024,4096")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here ('-': print JSON only)")
+
+
+def _contexts(text: str) -> tuple[int, ...]:
+    contexts = tuple(int(part) for part in text.split(","))
+    if min(contexts) < 2:
+        raise ValueError
+    return contexts
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,7 +39,10 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, name) < 1:
             raise ValueError(f"--{name}={getattr(args, name)}: at least 1 is needed")
     torch.set_num_threads(args.threads)
-    result = BENCHES[args.name](args.rounds)
+    options = {name: value for name in ("peer", "contexts") if (value := getattr(args, name)) is not None}
+    if options and args.name == "forward":
+        raise ValueError(f"--{next(iter(options))}: `bench forward` has no such choice")
+    result = BENCHES[args.name](args.rounds, **options)
     if str(args.json) == "-":
         print(json.dumps(result, indent=1))
         return 0

@@ -34,6 +34,12 @@ def alternate(contestants: Mapping[str, Callable[[], Any]], rounds: int) -> dict
     return {name: statistics.median(times) for name, times in seconds.items()}
 
 
+def gemm_rate(size: int = 1024, rounds: int = 5) -> float:
+    """What a square matrix product reaches here and now. Units: FLOP/s, fp32."""
+    a, b = torch.randn(size, size), torch.randn(size, size)
+    return 2 * size**3 / alternate({"gemm": lambda: a @ b}, rounds)["gemm"]
+
+
 def in_fresh_process(module: str, *arguments: str) -> dict[str, Any]:
     """Runs `python -m module arguments` and returns the JSON of its last line.
 
@@ -81,4 +87,5 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 def table(rows: list[Mapping[str, Any]]) -> str:
     """Rows of equal columns as aligned text."""
     head = list(rows[0])
-    return "\n".join(aligned(head, ([str(row[column]) for column in head] for row in rows), left=()))
+    cells = (["-" if row[column] is None else str(row[column]) for column in head] for row in rows)
+    return "\n".join(aligned(head, cells, left=()))

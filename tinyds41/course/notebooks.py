@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
@@ -18,6 +19,7 @@ PERCENT = "py:percent"
 KEPT_METADATA = ("jupytext", "kernelspec", "language_info", "widgets")
 VIEW, STATE = "application/vnd.jupyter.widget-view+json", "application/vnd.jupyter.widget-state+json"
 PROGRESS = re.compile(r"\d+%\|.*\|\s*\d+/\d+")  # what tqdm writes, as text or in place of its widget
+MAGIC = re.compile(r"(?m)^( *)[%!].*$")  # lines for the notebook's kernel, which are no Python
 WIDGET_ID = re.compile(r"[0-9a-f]{32}")
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
 FAILED_LINE = re.compile(r"^-+> *\d+ (.*)$", re.MULTILINE)  # the arrow of IPython's traceback; the first is the cell's
@@ -53,17 +55,34 @@ def read_script(script: Path) -> Notebook:
     """The cells of a .py as a notebook without outputs.
 
     Ids follow from the text, so that they never change alone.
+    Raises: ValueError naming file and line of what is not UTF-8 or no Python.
     """
     import jupytext
 
     # Python 3 alone: a notebook that names its interpreter's version changes with every machine.
-    notebook = json.loads(jupytext.writes(jupytext.read(script, fmt=PERCENT), fmt="ipynb"))
+    notebook = json.loads(jupytext.writes(jupytext.reads(_script_text(script), fmt=PERCENT), fmt="ipynb"))
     seen: dict[str, int] = {}
     for cell in notebook["cells"]:
         text = cell["cell_type"] + source(cell)
         seen[text] = seen.get(text, 0) + 1
         cell["id"] = hashlib.sha256(f"{text}{seen[text]}".encode()).hexdigest()[:12]
     return notebook
+
+
+def _script_text(script: Path) -> str:
+    content = script.read_bytes()
+    try:
+        text = content.decode("utf-8").replace("\r\n", "\n")
+        # A cell may wait at its top level, as notebooks allow.
+        compile(MAGIC.sub(r"\1pass", text), script.name, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{script.name}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8") from error
+    except (SyntaxError, ValueError) as error:  # of null bytes without a line, in older Pythons a ValueError
+        line = getattr(error, "lineno", None)
+        where = script.name if line is None else f"{script.name}, line {line}"
+        raise ValueError(f"{where}: {getattr(error, 'msg', error)}") from error
+    return text
 
 
 def read_notebook(path: Path) -> Notebook:

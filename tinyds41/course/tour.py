@@ -17,7 +17,7 @@ from tinyds41.cost.flops import ACCOUNTINGS, decode_cost
 from tinyds41.cost.kv_bytes import kv_bytes
 from tinyds41.cost.parameters import count_parameters
 from tinyds41.course.report import Report
-from tinyds41.infer.generate import generate
+from tinyds41.infer.generate import stream
 from tinyds41.memory import require_device
 from tinyds41.model.transformer import Model
 from tinyds41.show.cost_plots import kv_rows, plot_decode_work, plot_kv_bytes, plot_parameters
@@ -133,7 +133,7 @@ def _percent(share: float | None) -> str:
 def show_text(report: Report, model: Model, seed: int, say: Callable[[str], None]) -> None:
     report.section("A paragraph by the toy")
     prompt = "HAMLET\n"
-    text = generate(model, prompt, max_new_tokens=120, temperature=0.8, top_k=40, seed=seed)
+    text = "".join(stream(model, prompt, max_new_tokens=120, temperature=0.8, top_k=40, seed=seed))
     report.table(prompt + text)
     say(f"\n{prompt}{text}\n")
 

@@ -15,7 +15,7 @@ from tinyds41.model.transformer import Model
 from tinyds41.trace import Counters, Trace, see
 
 MODES = ("exact", "bounded", "full")
-CHUNK = 2048  # prompt tokens that pass the encoder at a time
+CHUNK = 1024  # prompt tokens that pass the encoder at a time: as many share their gathered rows, see SHARED
 
 
 def decoder_tokens(config: Config, mode: str) -> int | None:
@@ -56,6 +56,17 @@ class Session:
         """Raises: ValueError while the session holds nothing."""
         if self._cache is None:
             raise ValueError("the session holds no text yet: prefill comes first")
+        return self._cache
+
+    def start(self, batch: int = 1) -> Cache:
+        """An empty cache for so many rows, to fill it by other means than a prefill (`Cache.fill`).
+
+        Raises: ValueError for a session that holds text.
+        """
+        if any(self.lengths):
+            raise ValueError(f"the session holds texts of {self.lengths} tokens already")
+        self._cache = Cache(self.model.config, batch=batch, dtype=self.model.dtype, device=self.model.device,
+                            rollback=self.rollback)  # fmt: skip
         return self._cache
 
     @property
@@ -181,10 +192,7 @@ class Session:
                 f"{max(held)} tokens and {ids.shape[1]} more exceed max_position_embeddings="
                 f"{self.model.config.max_position_embeddings}")  # fmt: skip
         self.counters = Counters()
-        if self._cache is None:
-            self._cache = Cache(self.model.config, batch=ids.shape[0], dtype=self.model.dtype,
-                                device=self.model.device, rollback=self.rollback)  # fmt: skip
-        return self._cache
+        return self.start(ids.shape[0]) if self._cache is None else self._cache
 
 
 def pieces(ids: Tensor, pads: list[int] | None, chunk: int) -> Iterator[tuple[Tensor, list[int] | None]]:

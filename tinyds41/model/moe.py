@@ -36,7 +36,7 @@ class Gate(nn.Module):
         """Shapes: x [B,S,D] -> scores [B,S,E], experts [B,S,A] (ascending), weights [B,S,A]."""
         check_width(x, self.weight.shape[1], "Gate")
         if are_few(x.shape[:2].numel(), x):
-            logits_BSE = few_tokens.linear(x, self.weight) / self.temperature
+            logits_BSE = F.linear(x, self.weight) / self.temperature
             return few_tokens.gate(logits_BSE, self.bias, self.n_active, self.scaling)
         logits_BSE = F.linear(at_least_fp32(x), at_least_fp32(self.weight)) / self.temperature
         scores_BSE = F.softplus(logits_BSE).sqrt()

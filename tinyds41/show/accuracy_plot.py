@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
-from tinyds41.show.style import Style, label_right, new_axes, require_data, styled
+from tinyds41.show.style import Style, label_right, new_axes, require_data, require_places, styled
 
 KINDS = ("blue", "orange", "green", "purple")  # colour of each kind of question, in every figure the same
 LOOKS = (("-", "o"), ("--", "s"), (":", "^"))  # of each model
@@ -35,9 +35,12 @@ def plot_accuracy(
     """Curves of right answers, labelled at their right end with their last value; baselines are dashed.
 
     setting: what the horizontal axis counts. log: powers of two are evenly apart.
-    Raises: ValueError for a share outside 0..1.
+    Raises: ValueError for a share outside 0..1, a curve without shares, or a place that the axis lacks.
     """
-    require_data([share for curve in curves for share in curve.shares], "shares")
+    require_data(curves, "shares")
+    for curve in curves:
+        require_data(curve.shares, f"shares of {curve.label}")
+        require_places(setting, curve.shares if log else ())
     baselines = baselines or {}
     drawn = [(curve.label, share) for curve in curves for share in curve.shares.values()]
     for name, share in (*drawn, *baselines.items()):

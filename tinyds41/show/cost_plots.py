@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from tinyds41.cost.flops import DecodeWork
 from tinyds41.cost.kv_bytes import KVBytes
 from tinyds41.cost.parameters import Parameters, short
-from tinyds41.show.style import Style, label_right, new_axes, require_data, styled
+from tinyds41.show.style import Style, label_right, new_axes, require_data, require_numbers, styled
 
 GROWING = ("global KV", "index keys")
 MOST_SEGMENTS = 12  # more layers in one bar are one segment: their edges and numbers would run into each other
@@ -84,6 +84,7 @@ def _plain(value: Any) -> str:
 def plot_parameters(style: Style, parameters: Parameters, *, model: str, ax: Axes | None = None) -> Axes:
     """Stored weights by component, and those that one generated token uses, on a log axis."""
     parts = sorted((part for part in parameters.components if part.stored), key=lambda part: part.stored)
+    require_data(parts, "stored weights")
     ax = ax or new_axes(style, height=0.18 + 0.042 * len(parts))
     palette, places = style.palette, range(len(parts))
     ax.barh(places, [part.stored for part in parts], height=0.72, color=palette.sky)
@@ -113,7 +114,7 @@ def plot_decode_work(
 
     curves: by accounting, as `{name: cost.curve(contexts, name) for name in ACCOUNTINGS}`.
     """
-    require_data([row for rows in curves.values() for row in rows], "decode work")
+    require_work(curves)
     ax = ax or new_axes(style)
     looks = [(style.palette.blue, "-"), (style.palette.orange, "--"), (style.palette.green, ":")]
     labels = []
@@ -133,6 +134,14 @@ def plot_decode_work(
     ax.yaxis.set_major_formatter(FuncFormatter(lambda count, _: short(count).replace("B", "G").replace(".00", "")))
     ax.set_title(f"Decode work of {model}, {tokens(min(contexts))} to {tokens(max(contexts))} tokens")
     return ax
+
+
+def require_work(curves: Mapping[str, Sequence[DecodeWork]]) -> None:
+    """Raises: ValueError for no curve, one without rows, or work from which no growth can be told."""
+    require_data(curves, "decode work")
+    for name, rows in curves.items():
+        require_data(rows, f"decode work of {name}")
+        require_numbers(((f"{name} at a context of {row.context:,}", row.total) for row in rows), positive=True)
 
 
 def tokens(count: int) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from tinyds41.show.style import Style, label_right, new_axes, require_data, styled
+from tinyds41.show.style import Style, label_right, new_axes, require_data, require_numbers, styled
 
 
 @styled
@@ -21,9 +21,13 @@ def plot_by_distance(
 
     values: by name, then by distance; on a log axis what is not positive is left out. borders: the last distance that
     a curve can reach, by its name. baseline: a text and a level, such as chance.
-    Raises: ValueError for no values, or a border without its curve.
+    Raises: ValueError for no values, one that is no finite number, or a border without its curve.
     """
-    require_data([value for curve in values.values() for value in curve], "values")
+    require_data(values, "values")
+    for name, curve in values.items():
+        require_data(curve, f"values of {name}")
+        require_numbers((f"{name} at distance {distance}", value) for distance, value in curve.items())
+    require_numbers([baseline] if baseline else [])
     if strangers := set(borders or {}) - set(values):
         raise ValueError(f"borders of {sorted(strangers)}, but the curves are {list(values)}")
     ax = ax or new_axes(style)

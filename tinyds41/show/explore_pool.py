@@ -73,6 +73,10 @@ def explore_pool(
             raise ValueError(f"{control}={value} is outside {low}..{high}")
         # A run per picture: drawn when the slider is let go, not on the way.
         controls[control] = widgets.IntSlider(value, low, high, description=control, continuous_update=False, **look)
+    known = [one.layer for one in _pool_layers(model)]
+    if values["layer"] not in known:
+        layer = values["layer"]
+        raise ValueError(f"layer={layer} neither forms the candidate pool nor chooses inside it: one of {known}")
     layers = [(f"{one.layer} ({'forms the pool' if one.forms_pool else 'inside the pool'})", one.layer)
               for one in _pool_layers(model)]  # fmt: skip
     controls["layer"] = widgets.Dropdown(options=layers, value=values["layer"], description="layer", **look)

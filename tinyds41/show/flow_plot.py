@@ -29,6 +29,8 @@ def plot_data_flow(
     Source: spec 5.
     """
     require_data(plan, "layers")
+    if tokens < 1:
+        raise ValueError(f"tokens={tokens}: the prompt needs at least one")
     if not 0 <= in_decoder <= tokens:
         raise ValueError(f"in_decoder={in_decoder} of tokens={tokens}: a decoder runs on none to all of a prompt")
     ax = ax or new_axes(style, height=min(style.tallest, 0.3 + 0.032 * len(plan)))

@@ -13,7 +13,7 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.patches import Rectangle
 
 from tinyds41.show.stream_observations import TokenGate
-from tinyds41.show.style import Style, new_axes, require_data, styled
+from tinyds41.show.style import Style, new_axes, require_data, require_numbers, styled
 
 FONT = "DejaVu Sans Mono"  # comes with matplotlib; every character is equally wide
 PER_LINE = 64  # characters in a line of the strip
@@ -29,6 +29,7 @@ def plot_engram_gates(style: Style, gates: Sequence[TokenGate], *, model: str, a
     Blanks show as ·, line ends as ↵, what the font lacks as an escape.
     """
     require_data(gates, "gates")
+    require_numbers((f"gate at token {gate.position}", value) for gate in gates for value in gate.gates)
     layers = sorted({gate.layer for gate in gates})
     by_token: dict[int, dict[int, TokenGate]] = {}
     for gate in gates:

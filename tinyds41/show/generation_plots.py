@@ -11,8 +11,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from tinyds41.cost.flops import ACCOUNTINGS, DecodeWork
 from tinyds41.cost.generations import ConfigGeneration, Generation
 from tinyds41.cost.parameters import short
-from tinyds41.show.cost_plots import tokens
-from tinyds41.show.style import Style, label_right, name_kinds, new_axes, require_data, styled
+from tinyds41.show.cost_plots import require_work, tokens
+from tinyds41.show.style import Style, label_right, name_kinds, new_axes, require_data, require_numbers, styled
 
 COMPONENTS = {"linear": "linear", "attention": "attention", "index_full": "index, all entries",
               "index_pool": "index, pool"}  # fmt: skip
@@ -54,6 +54,7 @@ def plot_generation_bytes(style: Style, rows: Sequence[GenerationBytes], *, ax: 
     One bar each: on a log axis stacked parts would mislead. Hatched: something about it is assumed.
     """
     require_data(rows, "generations")
+    require_numbers(((row.model, row.bytes_per_token) for row in rows), positive=True)
     ax = ax or new_axes(style, height=0.16 + 0.055 * len(rows))
     palette, newest = style.palette, rows[-1].bytes_per_token
     for place, row in enumerate(rows):
@@ -90,8 +91,8 @@ def plot_work_by_generation(
     curves: by model, oldest first, all under one accounting.
     Raises: ValueError for curves of several accountings.
     """
+    require_work(curves)
     rows = [row for curve in curves.values() for row in curve]
-    require_data(rows, "decode work")
     accounting = _one({row.accounting for row in rows}, "accounting")
     ax = ax or new_axes(style, height=0.56)
     ax.set_xscale("log", base=2)
@@ -153,6 +154,8 @@ def plot_work_by_component(style: Style, rows: Sequence[DecodeWork], *, ax: Axes
     Raises: ValueError for rows of several models or accountings.
     """
     require_data(rows, "decode work")
+    for row in rows:
+        require_work({row.model: [row]})
     accounting = _one({row.accounting for row in rows}, "accounting")
     model = _one({row.model for row in rows}, "model")
     ax = ax or new_axes(style)

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from tinyds41.show.index_observations import AttentionShare, Candidate, Overlap
-from tinyds41.show.style import Style, name_kinds, new_axes, require_data, styled
+from tinyds41.show.style import Style, name_kinds, new_axes, require_data, require_numbers, styled
 
 
 @styled
@@ -22,6 +22,10 @@ def plot_candidates(
     candidates: of one query and layer, as from `index_observations.candidates`. marked: a text by token position.
     """
     require_data(candidates, "candidates")
+    scores = [(f"score of entry {one.entry}", one.score) for one in candidates if one.score is not None]
+    if not scores:
+        raise ValueError("no candidate has a score")
+    require_numbers(scores)
     ax = ax or new_axes(style)
     palette = style.palette
     blocks: dict[int, list[Candidate]] = {}
@@ -82,6 +86,8 @@ def plot_selection_overlap(
     queries: which they were, in words, as "query 300" or "24 queries": it stands in the title.
     """
     require_data(overlaps, "overlaps")
+    require_numbers((f"overlap of layers {one.layer} and {one.other}", one.shared) for one in overlaps
+                    if one.shared is not None)  # fmt: skip
     layers = sorted({one.layer for one in overlaps})
     ax = ax or new_axes(style, height=min(0.9, style.tallest, 0.25 + 0.07 * len(layers)))
     shared = np.full((len(layers), len(layers)), np.nan)
@@ -117,6 +123,8 @@ def plot_attention_shares(
     queries: which they were, in words: it stands in the title.
     """
     require_data(shares, "attention shares")
+    require_numbers((f"{part} in layer {share.layer}", getattr(share, part)) for share in shares
+                    for part in ("window", "selected", "sink"))  # fmt: skip
     height = min(style.tallest, 0.2 + 0.042 * len(shares))
     ax = ax or new_axes(style, height=height)
     small = min(0.85 * style.font, 0.6 * 72 * height * style.width / len(shares))  # what a row has room for

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from tinyds41.plan import SWA
 from tinyds41.show.observations import ExpertLoad, Span
-from tinyds41.show.style import Style, label_right, name_kinds, new_axes, require_data, styled
+from tinyds41.show.style import Style, label_right, name_kinds, new_axes, require_data, require_numbers, styled
 
 KINDS = {"selected": "selected entries", "pool": "candidate pool", "window": "window", "visible": "visible"}
 SMOOTHED = 20  # steps whose mean labels the training curve: one small batch is noise
@@ -39,7 +39,9 @@ def plot_selection(style: Style, spans: Sequence[Span], *, model: str, ax: Axes 
     """
     require_data(spans, "spans")
     layers = sorted({span.layer for span in spans})
-    query = max(span.last for span in spans if span.kind == "window")
+    windows = [span.last for span in spans if span.kind == "window"]
+    require_data(windows, "span of kind 'window'")
+    query = max(windows)
     ax = ax or new_axes(style, height=min(1.15, 0.2 + 0.036 * len(layers)))
     palette = style.palette
     looks = {  # height, colour, order: areas first, chosen entries on top
@@ -84,6 +86,9 @@ def _choice(spans: Sequence[Span], layer: int) -> str:
 def plot_expert_load(style: Style, loads: Sequence[ExpertLoad], *, model: str, ax: Axes | None = None) -> Axes:
     """Visits of each expert in each layer, relative to an even share (1.0)."""
     require_data(loads, "expert loads")
+    for layer in sorted({load.layer for load in loads}):
+        if not any(load.tokens for load in loads if load.layer == layer):
+            raise ValueError(f"layer {layer}: no tokens visited its experts")
     n_layers, n_experts = max(load.layer for load in loads) + 1, max(load.expert for load in loads) + 1
     # The label of the colour bar needs its length, however few the layers.
     ax = ax or new_axes(style, height=min(0.8, max(0.5, 0.2 + 0.04 * n_layers)))
@@ -120,6 +125,7 @@ def plot_loss(
     The number at the training curve's end is the mean of its last steps.
     """
     require_data(points, "losses")
+    require_numbers((f"{point.kind} loss at step {point.step}", point.loss) for point in points)
     ax = ax or new_axes(style)
     palette = style.palette
     labels = []
@@ -158,7 +164,10 @@ def plot_curves(
 
     The first is orange and dashed, the second blue. baseline: a value to compare with and what it is, dashed.
     """
-    require_data([value for curve in curves.values() for value in curve], "values")
+    require_data(curves, "values")
+    for name, curve in curves.items():
+        require_data(curve, f"values of {name}")
+        require_numbers((f"{name} at {place}", value) for place, value in curve.items())
     ax = ax or new_axes(style)
     palette = style.palette
     looks = [(palette.orange, "--"), (palette.blue, "-"), (palette.green, ":"), (palette.purple, "-.")]

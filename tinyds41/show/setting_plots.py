@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
-from tinyds41.show.style import Style, label_right, new_axes, require_data, styled
+from tinyds41.show.style import Style, label_right, new_axes, require_data, require_numbers, require_places, styled
 
 
 @styled
@@ -20,9 +20,11 @@ def plot_loss_by_setting(
     Dashed and filled: the value it was trained with.
 
     losses: nats per token, by value.
-    Raises: ValueError when the value it was trained with is not among them.
+    Raises: ValueError when the value it was trained with is not among them, or a loss is no finite number.
     """
     require_data(losses, "losses")
+    require_places(setting, losses)
+    require_numbers((f"loss at {value}", loss) for value, loss in losses.items())
     if trained not in losses:
         raise ValueError(f"trained={trained} is not among the values {sorted(losses)}")
     ax = ax or new_axes(style)
@@ -62,6 +64,7 @@ def plot_quality_by_setting(
     require_data([value for curve in values.values() for value in curve], "values")
     for quantity, curve in values.items():
         _check_curve(quantity, curve, trained)
+        require_places(setting, curve)
     ax = ax or new_axes(style)
     palette = style.palette
     looks = [

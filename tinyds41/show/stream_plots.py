@@ -9,7 +9,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 
 from tinyds41.show.stream_observations import StreamMix
-from tinyds41.show.style import Style, new_axes, require_data, styled
+from tinyds41.show.style import Style, new_axes, require_data, require_numbers, styled
 
 PER_ROW = 4  # small maps side by side; more, and their numbers would not fit a column
 MOST_ANNOTATED = 16  # maps with numbers; more are drawn smaller, without
@@ -24,6 +24,10 @@ def plot_stream_mixes(
     tokens: whose they are, in words, as "the token at 12" or "mean over 300 tokens": it stands in the title.
     """
     require_data(mixes, "stream mixes")
+    for mix in mixes:
+        parts = {"pre": mix.pre, "post": mix.post, "comb": [value for source in mix.comb for value in source]}
+        require_numbers((f"{part} of layer {mix.layer} {mix.sublayer}", value) for part, values in parts.items()
+                        for value in values)  # fmt: skip
     n_streams, annotated = len(mixes[0].pre), len(mixes) <= MOST_ANNOTATED
     per_row = PER_ROW if annotated else 2 * PER_ROW
     wide, high = n_streams + 1.6, n_streams + 4.0  # cells, with the gaps around a map

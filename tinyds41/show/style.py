@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Sized
+import math
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, cast
@@ -10,6 +11,8 @@ from typing import Any, Concatenate, ParamSpec, cast
 import matplotlib.pyplot as plt
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.text import Text
+from matplotlib.ticker import FuncFormatter
 
 MEDIA = ("page", "slide")
 THEMES = ("light", "dark")
@@ -109,6 +112,21 @@ def require_data(data: Sized, what: str) -> None:
         raise ValueError(f"nothing to plot: no {what}")
 
 
+def require_numbers(values: Iterable[tuple[str, float]], *, positive: bool = False) -> None:
+    """Raises: ValueError naming the first value that no axis can show, or where a plot divides, one not above 0."""
+    for name, value in values:
+        if not math.isfinite(value) or (positive and value <= 0):
+            wanted = "finite numbers more than 0" if positive else "finite numbers"
+            raise ValueError(f"{name} is {value}: this plot shows {wanted}")
+
+
+def require_places(setting: str, places: Iterable[float]) -> None:
+    """Raises: ValueError naming the first place that a log axis does not have."""
+    for place in places:
+        if place <= 0:
+            raise ValueError(f"{setting}={place} has no place on a log axis")
+
+
 def label_right(ax: Axes, labels: Sequence[tuple[float, str, str]], *, apart: float = 0.09) -> None:
     """Names curves where they end, at the right of axes whose scale and limits are set.
 
@@ -151,6 +169,21 @@ def styled(draw: Callable[Concatenate[Style, Arguments], Axes]) -> Callable[...,
         # no later figure would show.
         plt.draw_if_interactive()
         with rc_context(cast(Any, style.rc())):
-            return draw(style, *args, **options)
+            ax = draw(style, *args, **options)
+            _take_literally(ax)
+            return ax
 
     return drawn
+
+
+def _take_literally(ax: Axes) -> None:
+    """A dollar in the name of a model is a dollar, no formula. The powers of ten on a log axis stay formulas."""
+    legend = ax.get_legend()
+    words = [child for child in ax.get_children() if isinstance(child, Text)]  # titles, and what was annotated
+    words += [ax.xaxis.label, ax.yaxis.label]
+    words += legend.get_texts() if legend else []
+    for axis in (ax.xaxis, ax.yaxis):
+        if isinstance(axis.get_major_formatter(), FuncFormatter):  # names, as `set_ticks` gives them
+            words += axis.get_ticklabels()
+    for word in words:
+        word.set_parse_math(False)
