@@ -13,7 +13,7 @@ from tinyds41.train.tasks import needle_config
 FLASH = ds.Config.preset("flash")
 
 
-def later(split=30, pool=30, kv=(2, 8, 14, 30), index=(2, 8, 14, 30, 34, 38), **changes):
+def later(split=30, pool: int | None = 30, kv=(2, 8, 14, 30), index=(2, 8, 14, 30, 34, 38), **changes):
     ratios = [0] * 2 + [2] * (split - 2) + [1] * (40 - split) + [0] * 3
     return FLASH.replace(compress_ratios=ratios, kv_source_layer_ids=kv, index_source_layer_ids=index,
                          candidate_source_layer_id=pool, **changes)  # fmt: skip
