@@ -406,7 +406,7 @@ assert refuses(check_cheaper, toy) and kv_bytes(toy).bytes_per_token > 45
 #   context grows 256 times.
 # - A trained model is used to its settings: a much smaller and a larger window both hurt it.
 #
-# [Technical report](https://arxiv.org/abs/2609.19969): §2.2 and §2.3. Next: **lesson 02**, the sliding window. The code
+# [Technical report](https://arxiv.org/abs/2609.19969): §2.2 and §2.3. Next: **lesson 01**, the KV cache. The code
 # is in the reading order of the README; `tinyds41/plan.py` is the picture above as rules.
 
 # %% [markdown]

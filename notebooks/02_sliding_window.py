@@ -515,7 +515,7 @@ assert refuses(check_sink, lambda scores, sink: math.exp(sink) / sum(math.exp(sc
 
 # %% [markdown]
 # [Technical report](https://arxiv.org/abs/2609.19969): §2.3. Before it: **lesson 00**, the tour. Next:
-# **lesson 04**, who writes entries and who reads them.
+# **lesson 03**, why a prompt needs only half of the layers.
 
 # %% [markdown]
 # ## 中文小结

@@ -505,7 +505,7 @@ assert refuses(check_binds, 2048 * 8) and refuses(check_pool, pool_of) and refus
 
 # %% [markdown]
 # [Technical report](https://arxiv.org/abs/2609.19969): §2.3. Before it: **lesson 04**, who writes and who reads. Next:
-# **lesson 08**, hyper-connections.
+# **lesson 06**, four bits a number.
 
 # %% [markdown]
 # ## 中文小结

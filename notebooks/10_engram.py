@@ -579,8 +579,8 @@ assert refuses(check_opening, lambda g: math.log(g / (1 - g)))
 # - A gate opens where stream and key agree, and is not shut elsewhere.
 
 # %% [markdown]
-# [Technical report](https://arxiv.org/abs/2609.19969): §2.4.2. Before it: **lesson 05**, the sparse indexer. This is
-# the last lesson so far. Next: the code, in the reading order of the README.
+# [Technical report](https://arxiv.org/abs/2609.19969): §2.4.2. Before it: **lesson 05**, the sparse indexer. Next:
+# **lesson 13**, the flat decode curve.
 
 # %% [markdown]
 # ## 中文小结

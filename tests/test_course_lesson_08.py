@@ -2,10 +2,9 @@
 
 import math
 
-import pytest
 import torch
+from exercise_checks import three_tests
 
-from tinyds41.course.exercises import OPEN, WrongAnswer, refuses
 from tinyds41.course.lesson_08 import check_balanced, check_inputs, check_moved_bytes
 
 MOVED = 80 * 18 * 5120 * 2
@@ -70,22 +69,7 @@ def of_old_streams(streams, pres):
 
 
 RIGHT = [(check_moved_bytes, MOVED), (check_balanced, balanced), (check_inputs, inputs)]
-
-
-@pytest.mark.parametrize(("check", "right"), RIGHT)
-def test_a_right_answer_is_accepted(check, right, capsys):
-    check(right)
-    assert capsys.readouterr().out == "Right.\n"
-    assert not refuses(check, right)
-
-
-@pytest.mark.parametrize("check", [check for check, _ in RIGHT])
-def test_an_open_exercise_is_neither_right_nor_wrong(check, capsys):
-    check(OPEN)
-    assert capsys.readouterr().out == "Not answered yet: replace the three dots.\n"
-
-
-@pytest.mark.parametrize(("check", "wrong", "message"), [
+WRONG = [
     (check_moved_bytes, 40 * 18 * 5120 * 2, "bytes is wrong"),
     (check_moved_bytes, 80 * 18 * 5120, "bytes is wrong"),
     (check_moved_bytes, 80 * 10 * 5120 * 2, "bytes is wrong"),
@@ -101,7 +85,7 @@ def test_an_open_exercise_is_neither_right_nor_wrong(check, capsys):
     (check_inputs, an_even_start, r"at \[0\] is wrong"),
     (check_inputs, of_old_streams, r"at \[1\] is wrong"),
     (check_inputs, lambda streams, pres: inputs(streams, pres)[:-1], r"shape \[1, 3\], expected \[2, 3\]"),
-])  # fmt: skip
-def test_a_wrong_answer_is_refused_with_a_reason(check, wrong, message):
-    with pytest.raises(WrongAnswer, match=message):
-        check(wrong)
+]  # fmt: skip
+
+(test_a_right_answer_is_accepted, test_an_open_exercise_is_neither_right_nor_wrong,
+ test_a_wrong_answer_is_refused_with_a_reason) = three_tests(RIGHT, WRONG)  # fmt: skip

@@ -28,6 +28,10 @@ def test_every_curve_is_there_in_order_of_distance_with_its_border_and_its_basel
     assert "distance" in ax.get_xlabel() and ax.get_ylabel() == "share of right answers"
 
 
+def test_the_axis_can_be_named():
+    assert draw(xlabel="tokens after the prompt").get_xlabel() == "tokens after the prompt"
+
+
 def test_a_border_at_the_last_distance_has_room():
     ax = draw(borders={"window 8": 2})
     assert ax.get_xlim()[1] >= 2.5

@@ -15,7 +15,7 @@ from tinyds41.show.style import Style, label_right, new_axes, require_data, requ
 def plot_by_distance(
     style: Style, values: Mapping[str, Mapping[int, float]], *, title: str, ylabel: str,
     borders: Mapping[str, int] | None = None, baseline: tuple[str, float] | None = None, log: bool = False,
-    ax: Axes | None = None,
+    xlabel: str = "distance, tokens", ax: Axes | None = None,
 ) -> Axes:  # fmt: skip
     """One curve per name against the distance in tokens; a thin line of its colour marks where it must end.
 
@@ -60,6 +60,6 @@ def plot_by_distance(
     ax.set_ylim(*((None, None) if log else (-0.02, 1.02)))
     label_right(ax, labels)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.set(xlabel="distance, tokens", ylabel=ylabel)
+    ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.set_title(title, pad=2.2 * style.font)
     return ax
