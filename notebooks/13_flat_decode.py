@@ -26,7 +26,7 @@ import torch
 
 import tinyds41 as ds
 from tinyds41.bench.flat import bench_flat
-from tinyds41.bench.measure import table
+from tinyds41.bench.measure import gemm_rate, table
 from tinyds41.cost.counted import counted_work, narrowed, one_step
 from tinyds41.cost.flops import ACCOUNTINGS, decode_cost, flops_per_row
 from tinyds41.cost.generations import GENERATIONS
@@ -60,7 +60,7 @@ assert 124 < old.growth(short, long) < 125
 # %% [markdown]
 # (V3 was not made for a million tokens; the formula goes on all the same.)
 #
-# > **Popular accounts** say of V4.1-Flash: a token costs the same at any length, from four thousand tokens to a million.
+# > **Popular accounts** say of V4.1-Flash: a token costs the same at any length, be it four thousand or a million.
 #
 # **Guess first:** how many times as much does the millionth token of V4.1-Flash cost? And which of its parts grows: the
 # matrices, attention, or the index scores of lesson 05?
@@ -96,8 +96,8 @@ print(f"layers whose rows grow 256 times, as the context does: {grows}")
 # $$R = 38 \cdot (512 + 128) + 2 \cdot 128, \quad S(n) = (3 \cdot \tfrac12 + 1)\, n + 4 \cdot 16384$$
 
 # %% [markdown]
-# $R$ has no $n$ in it: 38 layers attend to 512 chosen rows and a window of 128, two to a window alone. In $S$ three FULL
-# layers have an entry per two tokens, one has an entry per token, and four score a full pool.
+# $R$ has no $n$ in it: 38 layers attend to 512 chosen rows and a window of 128, two to a window alone. In $S$ three
+# FULL layers have an entry per two tokens, one has an entry per token, and four layers score a full pool.
 #
 # ## Naive version
 #
@@ -182,10 +182,10 @@ assert growth == {"raw": 1.61, "weighted": 1.28}
 
 # %% [markdown]
 # > **Correction.** A token does not cost the same at any length. From 4,096 tokens to a million its work grows 1.28
-# > times weighted, which is the report's "about a quarter more", and 1.61 times raw.
+# > times weighted (the report says about a quarter more) and 1.61 times raw.
 #
-# Attention, the part that everyone suspects, is exactly constant. Matrices too. The pool grows until it is full, by next
-# to nothing. All the rest is scans of four layers.
+# Attention, the part that everyone suspects, is exactly constant. Matrices too. The pool grows until it is full, by
+# next to nothing. All the rest is scans of four layers.
 #
 # Who says "flat" must say by which accounting.
 
@@ -262,8 +262,8 @@ print("growth by blocks:", {blocks: round(times, 3) for blocks, times in grown.i
 assert abs(grown[64] - grown[2048]) < 0.01 and grown[131_072] > 1.7
 
 # %% [markdown]
-# A pool 32 times smaller changes nothing that one could see; two curves lie on one another. Four scans set the slope, and
-# no pool touches them. Too large a pool binds late or never, and the curve rises.
+# A pool 32 times smaller changes nothing that one could see; two curves lie on one another. Four scans set the slope,
+# and no pool touches them. Too large a pool binds late or never, and the curve rises.
 #
 # What the plot does not show: what a small pool loses. Lesson 05 measures that.
 #
@@ -284,13 +284,13 @@ for name, changes in knobs.items():
           f" {float(kv_bytes(changed.config).bytes_per_token):6,.0f} cache bytes per token")
 
 # %% [markdown]
-# Whatever scans fewer entries is flatter, and stores fewer bytes too. The four REINDEX layers cost next to nothing: that
-# is the pool's doing.
+# Fewer entries to scan flatten the curve, and they are fewer bytes too. The four REINDEX layers cost next to nothing:
+# that is the pool's doing.
 #
 # ## Take it away
 #
-# Now without the pool; and without sharing, so that each of the 38 readers chooses for itself. **Guess first:** which of
-# the two hurts more? Derived and counted:
+# Now without the pool; and without sharing, so that each of the 38 readers chooses for itself. **Guess first:** which
+# of the two hurts more? Counted at 262,144 tokens, derived up to a million:
 
 # %% tags=["nbval-check-output"]
 free = flash.replace(candidate_source_layer_id=None, candidate_topk_blocks=0)
@@ -299,13 +299,14 @@ ablated = {"released": flash, "no pool": free, "no sharing": flash.replace(index
            "neither": free.replace(index_source_layer_ids=readers)}
 grown = {}
 for name, config in ablated.items():
-    other, session = decode_cost(config), ds.Session(ds.Model(narrowed(config)).requires_grad_(False))
-    counters = counted[long] if config is flash else one_step(session, long)
-    for accounting in ACCOUNTINGS:
-        assert counted_work(config, other.linear, counters, long, accounting).total == other.at(long, accounting).total
+    other, session, n = decode_cost(config), ds.Session(ds.Model(narrowed(config)).requires_grad_(False)), 2**18
+    counters = one_step(session, n)
+    assert counters.entries_scored == rows_by_hand(config, n)[0]
+    assert counted_work(config, other.linear, counters, n).total == other.at(n).total
     raw, grown[name] = (other.growth(short, long, accounting) for accounting in ACCOUNTINGS)
-    print(f"{name:11}{sum(counters.entries_scored.values()):>11,} rows scored: {raw:.2f} raw, {grown[name]:.2f} weighted")
-assert grown["released"] < 1.3 < 1.7 < grown["no pool"] < 2 < grown["no sharing"] < 4 < grown["neither"]
+    rows = sum(rows_by_hand(config, long)[0].values())
+    print(f"{name:11}{rows:>11,} rows scored at a million: growth {raw:.2f} raw, {grown[name]:.2f} weighted")
+assert n == 262_144 and grown["no pool"] > 1.7 and grown["no sharing"] > 2 and grown["neither"] > 4
 
 # %%
 ax = plot_growth({name: weighted_work(config) for name, config in ablated.items()},
@@ -328,10 +329,10 @@ tiny = decode_cost(small, "small")
 session = ds.Session(ds.Model(small).requires_grad_(False))
 assert counted_work(small, tiny.linear, one_step(session, 2**16), 2**16).total == tiny.at(2**16).total
 for other in (cost, tiny):
-    first, last = other.at(short), other.at(long)
-    print(f"{other.name}: grows {other.growth(short, long):5.2f} times raw; linear work {other.linear / 1e6:8,.1f} MFLOP,"
-          f" scans {first.index_full / 1e6:5.1f} to {last.index_full / 1e6:8,.1f}")
-matrices, scans = cost.linear / tiny.linear, cost.at(long).index_full / last.index_full
+    first, last = (other.at(n).index_full / 1e6 for n in (short, long))
+    print(f"{other.name}: grows {other.growth(short, long):5.2f} times raw;"
+          f" linear work {other.linear / 1e6:8,.1f} MFLOP, scans {first:5.1f} to {last:8,.1f}")
+matrices, scans = cost.linear / tiny.linear, cost.at(long).index_full / tiny.at(long).index_full
 print(f"flash over small: linear work {matrices:,.0f} times, scans {scans:.1f} times")
 assert tiny.growth(short, long) > 50 and matrices > 1000 and scans < 15
 
@@ -346,20 +347,23 @@ assert tiny.growth(short, long) > 50 and matrices > 1000 and scans < 15
 
 # %%
 # NBVAL_IGNORE_OUTPUT
-timed = bench_flat(rounds=2)
+timed = bench_flat(rounds=2, contexts=(2**12, 2**16, 2**18, 2**20))
 print(table(timed["rows"]))
 milliseconds = {row["context"]: row["small_ms_per_token"] for row in timed["rows"]}
+rates = [tiny.at(n).total / milliseconds[n] / 1e6 for n in (short, long)]
+print("GFLOP/s: {:.1f} at 4,096, {:.1f} at a million; a large product {:.1f}".format(*rates, gemm_rate() / 1e9))
 curves = {"small, derived": {n: tiny.at(n).total for n in milliseconds}, "small, timed": milliseconds,
           "flash, derived": {n: cost.at(n).total for n in milliseconds}}
 ax = plot_growth(curves, title="Raw work, and milliseconds of one run on this CPU", log=True)
 
 # %% [markdown]
-# Less than its work grows. At 4,096 tokens nearly all the time goes into starting hundreds of small operations;
-# FLOPs hide behind that.
+# Less than its work grows. At 4,096 tokens the rate is far below that of a large product: time goes into reading
+# weights and starting hundreds of small operations. That part does not grow, and it hides the FLOPs.
+# Run the cell again on a busy machine: the times change. Counts never do.
 #
 # So the timing shows that long contexts *run*, and that scans in the end dominate a small model. It does **not** show
-# the curve of `flash`: neither its large matrices nor 4-bit arithmetic, nor a chip that waits for memory. A flat timing
-# of a small model would prove as little as this steep one.
+# the curve of `flash`: neither its large matrices nor 4-bit arithmetic. A flat timing of a small model would prove as
+# little as this steep one.
 
 # %% [markdown]
 # ## What it reads
@@ -371,11 +375,11 @@ ax = plot_growth(curves, title="Raw work, and milliseconds of one run on this CP
 
 # %% tags=["nbval-check-output"]
 traffic = DecodeTraffic(flash, "flash")
-print("MB read:      context  windows  entries  index keys    cache    weights")
+print("MB read:      context   windows   entries      keys     cache   weights")
 for n in (2**12, 2**16, 2**20):
     read = traffic.at(n)
     parts = (read.window_rows, read.global_rows, read.index_keys, read.cache, read.weights)
-    print(f"         {n:>12,}" + "".join(f"{part / 1e6:{width},.1f}" for part, width in zip(parts, (9, 9, 12, 9, 11))))
+    print(f"         {n:>12,}" + "".join(f"{part / 1e6:10,.1f}" for part in parts))
 first, last = traffic.at(short), traffic.at(long)
 print(f"cache {last.cache / first.cache:.1f} times, with weights {last.total / first.total:.3f} times")
 assert round(last.cache / first.cache, 1) == 18.9 and round(last.total / first.total, 3) == 1.014
