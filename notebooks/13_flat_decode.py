@@ -360,7 +360,8 @@ ax = plot_growth(curves, title="Raw work, and milliseconds of one run on this CP
 # Less than its work grows. At 4,096 tokens the rate is far below that of a large product: time goes into reading
 # weights and starting hundreds of small operations. That part does not grow, and it hides the FLOPs.
 # Run the cell again on a busy machine: the times change. Counts never do.
-#
+
+# %% [markdown]
 # So the timing shows that long contexts *run*, and that scans in the end dominate a small model. It does **not** show
 # the curve of `flash`: neither its large matrices nor 4-bit arithmetic. A flat timing of a small model would prove as
 # little as this steep one.
