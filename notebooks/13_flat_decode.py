@@ -12,7 +12,7 @@
 # # What does the millionth token cost?
 #
 # **Lesson 13, the flat decode curve.** 25 minutes to read, about a minute to run on one CPU thread, no GPU. It needs
-# lesson 00, lesson 01, lesson 04 and lesson 05. Nothing is trained.
+# lesson 00, lesson 04 and lesson 05. Nothing is trained.
 #
 # Afterwards you can
 # 1. count by hand which rows one new token touches, and turn them into work;
