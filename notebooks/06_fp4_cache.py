@@ -11,8 +11,8 @@
 # %% [markdown]
 # # How few bits does a memory need?
 #
-# **Lesson 06, the FP4 cache.** 25 minutes to read, under two minutes to run on one CPU thread, no GPU. It needs the
-# cache of lesson 01, and names from lesson 00.
+# **Lesson 06, the FP4 cache.** 25 minutes to read, under two minutes to run on one CPU thread, no GPU. It needs
+# lesson 00 alone.
 #
 # Afterwards you can
 # 1. pack a row of numbers into 4 and 8 bits by hand, byte for byte as the library does;
@@ -48,7 +48,7 @@ _ = torch.manual_seed(0)
 #
 # You may note an address to the millimetre. "Third house on the left" takes less paper, and you find the house.
 #
-# A model's cache holds three kinds of rows. *Window rows* stand for the latest tokens, *entries* for one or two tokens
+# A model keeps a *cache* of what it has read. It holds three kinds of rows. *Window rows* stand for the latest tokens, *entries* for one or two tokens
 # of the whole past, and an *index key* per entry is what an entry is found by. Common is bfloat16 (bf16), 2 bytes per
 # number. The released model stores less.
 
@@ -519,7 +519,8 @@ assert refuses(check_decode, lambda packed: unpack(packed)[::-1])
 # - Round once, after rotation.
 # - Fewer bytes are not fewer seconds by themselves.
 #
-# [Technical report](https://arxiv.org/abs/2609.19969): §2.3. Next: **lesson 07**, what is kept between two turns.
+# [Technical report](https://arxiv.org/abs/2609.19969): §2.3. Before it: **lesson 00**, the tour. Its entries and
+# index keys are those of **lesson 05**.
 
 # %% [markdown]
 # ## 中文小结
