@@ -490,7 +490,8 @@ assert refuses(check_flatter, fewer)
 # - Flatness is a ratio. The same kind of schedule in a small model is steep.
 # - Reads of the cache grow 18.9 times; what that means depends on the batch.
 #
-# [Technical report](https://arxiv.org/abs/2609.19969): §2.3. Before it: **lesson 05**, the indexer and the pool.
+# [Technical report](https://arxiv.org/abs/2609.19969): §2.3. Before it: **lesson 01**, the cache, and
+# **lesson 05**, the indexer and the pool.
 
 # %% [markdown]
 # ## 中文小结
