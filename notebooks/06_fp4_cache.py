@@ -48,10 +48,9 @@ _ = torch.manual_seed(0)
 #
 # You may note an address to the millimetre. "Third house on the left" takes less paper, and you find the house.
 #
-# A model keeps a *cache* of what it has read. It holds three kinds of rows. *Window rows* stand for the latest
-# tokens, *entries* for one or two tokens
-# of the whole past, and an *index key* per entry is what an entry is found by. Common is bfloat16 (bf16), 2 bytes per
-# number. The released model stores less.
+# A model keeps a *cache* of what it has read. It holds three kinds of rows. *Window rows* stand for the latest tokens,
+# *entries* for one or two tokens of the whole past, and an *index key* per entry is what an entry is found by. Common
+# is bfloat16 (bf16), 2 bytes per number. The released model stores less.
 
 # %% tags=["nbval-check-output"]
 flash, context = ds.Config.preset("flash"), 2**20

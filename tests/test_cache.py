@@ -208,9 +208,9 @@ def test_every_cut_equals_cold_or_is_refused(config, rollback, short_buffers):
 
 
 def test_a_cut_that_the_window_does_not_reach_is_refused():
-    """Without it the loop above could pass with nothing refused. 300 tokens at once keep W-1 + rollback = 6 rows."""
+    """Without it the loop above could pass with nothing refused. 300 tokens at once keep 6 tokens of Engram's look-back."""
     cache = fed(SHORT, random_ids(1, 300), rollback=3)
-    with pytest.raises(ValueError, match="truncate to 296 tokens: row 0 has 300, and the rows before that"):
+    with pytest.raises(ValueError, match="truncate to 296 tokens: row 0 has 300, and the windows before that"):
         cache.truncate([296])
     cache.truncate([297])
 
@@ -355,18 +355,18 @@ def test_a_filled_cache_is_random_finite_and_repeatable():
     filled = []
     for seed in (0, 0, 1):
         cache = Cache(SHORT, batch=2)
-        cache.fill(301, seed=seed)
+        cache.fill(201, seed=seed)
         filled.append(cache)
     assert filled[0].fingerprint() == filled[1].fingerprint() != filled[2].fingerprint()
     source = filled[0].sources[1]
-    assert source.kv.lengths == [150, 150] and filled[0].lengths == [301, 301]
+    assert source.kv.lengths == [100, 100] and filled[0].lengths == [201, 201]
     for store, form in ((source.kv, GLOBAL), (source.keys, INDEX)):
         rows = form.decode(store.stored(1), 32)
         assert rows.isfinite().all() and rows.std() > 0.1
-        assert len(store.stored(1).unique(dim=0)) > 140
+        assert len(store.stored(1).unique(dim=0)) > 90
     assert alone(filled[0], 0) != alone(filled[0], 1)
-    feed(filled[0], random_ids(2, 1))  # token 301 closes the group of token 300
-    assert filled[0].sources[1].kv.lengths == [151, 151]
+    feed(filled[0], random_ids(2, 1))  # token 201 closes the group of token 200
+    assert filled[0].sources[1].kv.lengths == [101, 101]
 
 
 def test_only_an_empty_cache_is_filled():

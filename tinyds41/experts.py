@@ -66,7 +66,7 @@ def _back_to_tokens(outputs: Tensor, order: Tensor, weight: Tensor) -> Tensor:
 def swiglu(x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor, limit: float) -> Tensor:
     """w2( silu(min(w1 x, c)) * clamp(w3 x, -c, c) ), c = swiglu_limit. Source: spec 2."""
     flat_nD = x.reshape(x.shape[:-1].numel(), x.shape[-1])
-    if are_few(len(flat_nD), x):
+    if len(flat_nD) > 0 and are_few(len(flat_nD), x):
         return few_tokens.swiglu(flat_nD, w1, w2, w3, limit).view(*x.shape[:-1], w2.shape[0])
     return apply(_SwiGLU, flat_nD, w1, w2, w3, limit).view(*x.shape[:-1], w2.shape[0])
 

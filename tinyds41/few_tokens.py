@@ -1,7 +1,7 @@
 """The hot functions for a handful of tokens without gradients, as in decode, computed with NumPy.
 
 There a call costs more than its arithmetic, and NumPy's calls cost a third of PyTorch's; its matrix-vector products
-read cold weights half as fast again. What is tiny is computed in Python numbers, which are float64.
+take two thirds of the time on cold weights (docs/LOG.md). What is tiny is computed in Python numbers, in float64.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 FEW = 8  # tokens; from about here on the vector forms are faster
 FEW_SCORES = 512  # of one choice
+NONE = np.iinfo(np.int64).max  # sorts behind every index
 
 
 def are_few(n_tokens: int, x: Tensor) -> bool:
@@ -27,10 +28,12 @@ def are_few(n_tokens: int, x: Tensor) -> bool:
 def apart(x: Tensor) -> bool:
     """Whether NumPy may take over.
 
-    Not where gradients are wanted, not on a GPU, where every number fetched would wait for the device, and not while
-    a dispatch mode watches, such as torch's FLOP counter: it would not see the work.
+    Not where gradients are wanted, not on a GPU, where every number fetched would wait for the device, not under
+    autocast, which mixes types, and not while a dispatch mode watches, such as torch's FLOP counter: it would not see
+    the work.
     """
-    return x.is_cpu and not torch.is_grad_enabled() and not is_in_torch_dispatch_mode()
+    return (x.is_cpu and not torch.is_grad_enabled() and not is_in_torch_dispatch_mode()
+            and not torch.is_autocast_enabled("cpu"))  # fmt: skip
 
 
 def array(x: Tensor) -> np.ndarray:
@@ -39,7 +42,11 @@ def array(x: Tensor) -> np.ndarray:
 
 
 def product(matrix: np.ndarray, vector: np.ndarray) -> np.ndarray:
-    """W x. Not by BLAS, whose threads would wait for PyTorch's: with two of each a token took four times as long."""
+    """W x.
+
+    Not by BLAS, which splits products of this size among threads that would wait for PyTorch's: with two of each a
+    token took four times as long. The products below that use it are too small for that.
+    """
     return np.einsum("ij,j->i", matrix, vector)
 
 
@@ -53,8 +60,7 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     rows = array(x)
     if rows.size == rows.shape[-1]:
         row = rows.reshape(-1)
-        by = (float(row @ row) / row.size + eps) ** -0.5
-        # A NumPy number of the row's type: a Python one would be rounded to it all the same
+        by = _inverse_root(float(row @ row) / row.size + eps)
         return torch.from_numpy((rows * rows.dtype.type(by)) * array(weight))
     by = (np.square(rows).sum(-1, keepdims=True) / rows.shape[-1] + rows.dtype.type(eps)) ** -0.5
     return torch.from_numpy(rows * by * array(weight))
@@ -94,10 +100,10 @@ def select_top(scores: Tensor, k: int) -> Tensor:
     """`selection.select_top` by sorting: a stable sort leaves the lower index first. Shapes: [..., T] -> [..., k]."""
     values = array(scores)
     best = np.argsort(-values, axis=-1, kind="stable")[..., :k]
-    index = np.full((*values.shape[:-1], k), np.iinfo(np.int64).max)
-    index[..., : best.shape[-1]] = np.where(np.take_along_axis(values, best, -1) > -math.inf, best, index.max())
+    index = np.full((*values.shape[:-1], k), NONE)
+    index[..., : best.shape[-1]] = np.where(np.take_along_axis(values, best, -1) > -math.inf, best, NONE)
     index.sort(-1)
-    return torch.from_numpy(np.where(index == np.iinfo(np.int64).max, -1, index))
+    return torch.from_numpy(np.where(index == NONE, -1, index))
 
 
 def attend(
@@ -131,7 +137,7 @@ def coefficients(
     scales += scales[-1:] * (n_streams**2 - n_streams)
     offsets, matrix, rows = base.tolist(), array(fn), []
     for x in array(streams).reshape(-1, n_streams * width):
-        by = (float(x @ x) / x.size + norm_eps) ** -0.5
+        by = _inverse_root(float(x @ x) / x.size + norm_eps)
         z = [t * by * s + b for t, s, b in zip(product(matrix, x).tolist(), scales, offsets, strict=True)]
         pre = [_sigmoid(x) + eps for x in z[:n_streams]]
         post = [2 * _sigmoid(x) for x in z[n_streams : 2 * n_streams]]
@@ -143,9 +149,14 @@ def coefficients(
     return torch.from_numpy(pre), torch.from_numpy(post), torch.from_numpy(comb)
 
 
+def _inverse_root(x: float) -> float:
+    """x^-1/2, infinite at 0 as in PyTorch."""
+    return x**-0.5 if x else math.inf
+
+
 def _sigmoid(x: float) -> float:
-    # e^-x overflows below -709; there the value is 0 in every dtype
-    return 1 / (1 + math.exp(-x)) if x > -700 else 0.0
+    # e^-x overflows below -709; down there the value is below 1e-304
+    return 0.0 if x < -700 else 1 / (1 + math.exp(-x))
 
 
 def _softmax(row: Sequence[float], eps: float) -> list[float]:

@@ -106,7 +106,7 @@ class Format:
 
         Shapes: [..., code bytes], [..., blocks] uint8 -> dtype [..., width].
         """
-        if codes.numel() <= few_codec.FEW_VALUES and apart(codes):
+        if 0 < codes.numel() <= few_codec.FEW_VALUES and apart(codes):
             few = few_codec.from_codes(codes.numpy(), scales.numpy(), self.element, self.scale)
             return torch.from_numpy(few).to(dtype)
         values = unpack_nibbles(codes) if self.element == "e2m1" else from_e4m3_bytes(codes)

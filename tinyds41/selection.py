@@ -29,7 +29,7 @@ def select_top(scores: Tensor, k: int) -> Tensor:
     Source: spec 4.4. The only top-k of the project: bare `topk` breaks ties at random.
     """
     n_entries = scores.shape[-1]
-    if n_entries <= few_tokens.FEW_SCORES and are_few(scores.shape[:-1].numel(), scores):
+    if 0 < n_entries <= few_tokens.FEW_SCORES and are_few(scores.shape[:-1].numel(), scores):
         return few_tokens.select_top(scores, k)
     if n_entries <= k:
         index = torch.arange(n_entries, device=scores.device).expand(scores.shape)
@@ -115,13 +115,13 @@ class Selection:
         return Selection(self.index[:, -n:], self.entries, pool, taken)
 
 
-@torch.no_grad()
 def _rows_below(first_BSK: Tensor, later_BSK: Tensor) -> Tensor:
     """Both along the queries; the narrower one is filled up with -1, none."""
     width = max(first_BSK.shape[-1], later_BSK.shape[-1])
     return torch.cat([F.pad(x, (0, width - x.shape[-1]), value=-1) for x in (first_BSK, later_BSK)], 1)
 
 
+@torch.no_grad()
 def score_and_select(
     q: Tensor, weight: Tensor, keys: Rows, first: Tensor, last: Tensor, k: int, *,
     block_size: int = 1, pool: Tensor | None = None, form_blocks: int = 0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 from pathlib import Path
 
@@ -28,10 +29,10 @@ def add_parser(subparsers) -> None:
 
 
 def _contexts(text: str) -> tuple[int, ...]:
-    contexts = tuple(int(part) for part in text.split(","))
-    if min(contexts) < 2:
-        raise ValueError
-    return contexts
+    parts = text.split(",")
+    if not all(part.isdecimal() and int(part) >= 2 for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r}: whole numbers from 2 on are needed, with commas between")
+    return tuple(int(part) for part in parts)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,8 +41,9 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"--{name}={getattr(args, name)}: at least 1 is needed")
     torch.set_num_threads(args.threads)
     options = {name: value for name in ("peer", "contexts") if (value := getattr(args, name)) is not None}
-    if options and args.name == "forward":
-        raise ValueError(f"--{next(iter(options))}: `bench forward` has no such choice")
+    for name in options:
+        if name not in inspect.signature(BENCHES[args.name]).parameters:
+            raise ValueError(f"--{name}: `bench {args.name}` has no such choice")
     result = BENCHES[args.name](args.rounds, **options)
     if str(args.json) == "-":
         print(json.dumps(result, indent=1))

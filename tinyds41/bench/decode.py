@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from tinyds41.bench.forward import random_ids
 from tinyds41.bench.measure import alternate, circumstances, gemm_rate
 from tinyds41.bench.peer import MlxPeer
@@ -23,7 +21,7 @@ TOKENS = 8  # decoded in one turn
 def bench_decode(rounds: int = 3, *, contexts: tuple[int, ...] = CONTEXTS, peer: str | None = None) -> dict[str, Any]:
     """Reads a prompt of each length, then decodes in turns with the peer, which takes over the cache.
 
-    Raises: ImportError without the peer's packages.
+    Raises: ValueError without the peer's packages.
     """
     model = without_engram(Config.preset("small"))
     warm(model)
@@ -70,4 +68,3 @@ def warm(model: Model) -> None:
     session = Session(model)
     session.prefill(random_ids(model.config, 1, 256))
     session.decode(7)
-    torch.manual_seed(0)

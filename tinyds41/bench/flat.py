@@ -16,14 +16,14 @@ CONTEXTS = (4096, 16384, 65536, 262144, 1048576)
 TOKENS = 4  # decoded in one turn
 
 
-def bench_flat(rounds: int = 3, *, contexts: tuple[int, ...] = CONTEXTS, peer: str | None = None) -> dict[str, Any]:
+def bench_flat(rounds: int = 3, *, contexts: tuple[int, ...] = CONTEXTS) -> dict[str, Any]:
     """Decodes on random rows, so that no long prompt has to be read.
 
     Counts come from `flash`'s plan with few channels, times from `small` with longer positions.
     """
     flash = Config.preset("flash")
     narrow, linear = Model(narrowed(flash)).requires_grad_(False), linear_flops(flash)
-    small = without_engram(Config.preset("small"), max_position_embeddings=2 * max(contexts))
+    small = without_engram(Config.preset("small"), max_position_embeddings=max(contexts) + TOKENS * (rounds + 2))
     rows = []
     for context in contexts:
         counters = one_step(Session(narrow), context)

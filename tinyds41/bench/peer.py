@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -18,14 +19,17 @@ PREFILL_STEP = 2048  # tokens that mlx-lm prefills at a time by default
 class MlxPeer:
     """mlx-lm's implementation with this model's weights, on the CPU; it has no Engram.
 
-    Raises: ImportError without the packages `mlx-lm` and `mlx[cpu]`; ValueError for a model with Engram.
+    Raises: ValueError without the packages `mlx-lm` and `mlx[cpu]`, and for a model with Engram.
     """
 
     name = "mlx-lm"
 
     def __init__(self, model: Model):
-        import mlx.core as mx
-        from mlx_lm.models import deepseek_v41
+        try:
+            # By name: type checkers need not have the packages.
+            mx, deepseek_v41 = (import_module(name) for name in ("mlx.core", "mlx_lm.models.deepseek_v41"))
+        except ImportError as error:
+            raise ValueError(f"the peer mlx-lm needs the packages mlx-lm and mlx[cpu]: {error}") from None
 
         mx.set_default_device(mx.cpu)
         self.mx, self.model = mx, model

@@ -29,7 +29,7 @@ LONG = 65536
 def bench_prefill(rounds: int = 3, *, contexts: tuple[int, ...] = CONTEXTS, peer: str | None = None) -> dict[str, Any]:
     """Seconds from a prompt to the logits of its first new token. The peer reads each prompt once: it takes minutes.
 
-    Raises: ImportError without the peer's packages.
+    Raises: ValueError without the peer's packages.
     """
     model = without_engram(Config.preset("small"))
     warm(model)

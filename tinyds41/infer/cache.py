@@ -62,7 +62,7 @@ class Cache:
     def _window(self, batch: int) -> Recent:
         width, form = self.config.head_dim, self._form(WINDOW)
         row, dtype = (width, self.dtype) if form is None else (form.row_bytes(width), torch.uint8)
-        return Recent(batch, (row,), dtype, self.config.sliding_window - 1 + self.rollback, self.device)
+        return Recent(batch, (row,), dtype, self.config.sliding_window + self.rollback, self.device)
 
     def _source(self, batch: int, ratio: int) -> _Source:
         width = self.config.head_dim
@@ -76,7 +76,7 @@ class Cache:
         return len(self.lengths)
 
     def reserve(self, n_tokens: int) -> None:
-        """Makes room for texts of n_tokens, so that a long prompt lies in one chunk."""
+        """Makes room for texts of n_tokens, so that a long first prompt lies in one chunk."""
         for layer, source in self.sources.items():
             for store in (source.kv, source.keys):
                 store.reserve(n_tokens // self.plan[layer].ratio)
@@ -110,10 +110,13 @@ class Cache:
     def fill(self, n_tokens: int, seed: int = 0) -> None:
         """Random rows as if n_tokens had been read: to measure what a step costs, without a prefill.
 
-        Raises: ValueError for a cache that holds tokens, or for no token.
+        Raises: ValueError for a cache that holds tokens, for no token, or more than max_position_embeddings.
         """
         if any(self.lengths) or n_tokens < 1:
             raise ValueError(f"fill with {n_tokens} tokens a cache that holds {self.lengths}: it must be empty")
+        if n_tokens > self.config.max_position_embeddings:
+            raise ValueError(
+                f"fill with {n_tokens} tokens: max_position_embeddings={self.config.max_position_embeddings}")
         generator = torch.Generator(self.device).manual_seed(seed)
         self.reserve(n_tokens)
         for layer, source in self.sources.items():
@@ -122,13 +125,14 @@ class Cache:
                 for start in range(0, n_tokens // ratio, FILL_ROWS):
                     store.append_packed(self._random(store, min(FILL_ROWS, n_tokens // ratio - start), generator))
             for recent in source.pending:
-                recent.append(self._normal(n_tokens % ratio, self.config.head_dim, generator), None, 0)
+                recent.append(self._normal(min(n_tokens, recent.keep), self.config.head_dim, generator), None, 0)
         for window in self.windows:
-            rows = self._normal(min(n_tokens, self.config.sliding_window), self.config.head_dim, generator)
+            rows = self._normal(min(n_tokens, window.keep), self.config.head_dim, generator)
             window.append(WINDOW.encode(rows) if self.config.quantize_cache else rows, None, 0)
-        back = min(n_tokens, self.history.keep)
-        ids = torch.randint(self.config.vocab_size, (self.batch, back), generator=generator, device=self.device)
-        self.history.append(ids, None, 0)
+        if self.config.engram_layer_ids:
+            back = (self.batch, min(n_tokens, self.history.keep))
+            ids = torch.randint(self.config.vocab_size, back, generator=generator, device=self.device)
+            self.history.append(ids, None, 0)
         self.lengths = [n_tokens] * self.batch
 
     def _normal(self, n_rows: int, width: int, generator: torch.Generator) -> Tensor:
@@ -177,8 +181,8 @@ class Cache:
         # What the tokens before n still need of the latest rows.
         if any(recent.held(b) - (length - n) < min(n, reach) for recent, reach in self._reaches(n)):
             raise ValueError(
-                f"truncate to {n} tokens: row {b} has {length}, and the rows before that are kept for "
-                f"rollback={self.rollback} tokens")  # fmt: skip
+                f"truncate to {n} tokens: row {b} has {length}, and the windows before that are no longer there "
+                f"(rollback={self.rollback} tokens)")  # fmt: skip
 
     def _recents(self) -> list[Recent]:
         """All stores of latest rows that are written; nobody looks back without Engram."""
@@ -220,7 +224,7 @@ class Cache:
     def fingerprint(self) -> str:
         """A hash of all that later tokens can read: equal caches give equal continuations.
 
-        Rows that are not packed, those of unfinished groups, enter rounded to fp32.
+        Rows that are not packed, those of unfinished groups and all with quantize_cache=False, enter rounded to fp32.
         """
         digest = hashlib.sha256()
         for b, length in enumerate(self.lengths):

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from tinyds41.infer.sample import check_sampling, sample
-from tinyds41.infer.session import Session
+from tinyds41.infer.session import Session, left_padded
 from tinyds41.model.transformer import Model
 from tinyds41.tokenizer import Tokenizer
 
 
 def generate(
     model: Model | Session, prompt: str | Sequence[str], *, max_new_tokens: int = 100, temperature: float = 1.0,
-    top_k: int | None = None, top_p: float | None = None, seed: int = 0, stop_ids: Sequence[int] = (),
+    top_k: int | None = None, top_p: float | None = None, seed: int = 0, stop_ids: Iterable[int] = (),
     stop: str | Sequence[str] = (), mode: str = "exact",
 ) -> str | list[str]:  # fmt: skip
     """Continues a prompt and returns the new text alone; several prompts run as one batch and give a list.
 
     temperature: 0 takes the likeliest token. top_k, top_p: see `sample`. stop_ids, stop: an id or a text that ends
     the answer and is not part of it. seed: row i draws from seed + i, so it writes what it would write alone.
-    mode: of the prefill. A session goes on from what it holds; afterwards it has read all but the last token.
+    mode: of the prefill. A session goes on from what it holds; afterwards it has read all of the answer but the last
+    token, or with a stop text what came after it.
 
     Raises: ValueError for a model without a tokenizer, an empty prompt or stop text, impossible numbers, more tokens
         than max_position_embeddings, several prompts for a session; FloatingPointError for logits that are not finite.
@@ -49,6 +51,7 @@ def stream(
     """`generate` piece by piece, as soon as a piece is sure; whoever stops early leaves the session usable.
 
     A piece waits while it may be the beginning of a stop text, or half a character.
+    Raises: ValueError as `generate`, at the first piece.
     """
     session, text = _session(model), _Text(_tokenizer(model), _stops(stop))
     ids = torch.tensor([text.tokenizer.encode(prompt)], dtype=torch.long)
@@ -67,7 +70,9 @@ def stream(
 
 def generate_ids(model: Model | Session, ids: Tensor, *, mask: Tensor | None = None, **options) -> list[list[int]]:
     """The same for token ids: the new ids of each row. Shapes: ids [B,S], mask [B,S] as in `Session.prefill`."""
-    rows: list[list[int]] = [[] for _ in ids]
+    if isinstance(model, Session) and ids.ndim == 2 and len(ids) > 1:
+        raise ValueError(f"{len(ids)} prompts for a session: rows that end would leave it, pass the model")
+    rows: list[list[int]] = [[] for _ in (ids if ids.ndim == 2 else ids.unsqueeze(0))]
     for new in tokens(_session(model), ids, mask=mask, **options):
         for row, token in zip(rows, new, strict=True):
             if token is not None:
@@ -78,20 +83,27 @@ def generate_ids(model: Model | Session, ids: Tensor, *, mask: Tensor | None = N
 @torch.no_grad()
 def tokens(
     session: Session, ids: Tensor, *, max_new_tokens: int, mask: Tensor | None = None, temperature: float = 1.0,
-    top_k: int | None = None, top_p: float | None = None, seed: int = 0, stop_ids: Sequence[int] = (),
+    top_k: int | None = None, top_p: float | None = None, seed: int = 0, stop_ids: Iterable[int] = (),
     mode: str = "exact", ended=lambda row: False,
 ) -> Iterator[list[int | None]]:  # fmt: skip
     """Prefills `ids`, then yields the next id of every row; None for a row that has ended.
 
-    A row that ended leaves the batch. The last token of a row is never read.
+    A row that ended leaves the batch, and the session. The last token of a row is never read.
+
+    Raises: ValueError as `generate`, at the first step.
     """
+    ids = session.checked(ids)
     check_sampling(temperature, top_k, top_p)
+    max_new_tokens, stop_ids = operator.index(max_new_tokens), {operator.index(token) for token in stop_ids}
     if max_new_tokens < 0:
         raise ValueError(f"max_new_tokens={max_new_tokens} is negative")
     model = session.model
-    held, room = max(session.lengths, default=0) + ids.shape[-1], model.config.max_position_embeddings
-    if held + max_new_tokens - 1 > room:
-        raise ValueError(f"{held} tokens and {max_new_tokens} new ones exceed max_position_embeddings={room}")
+    room, (text, pads) = model.config.max_position_embeddings, (ids, None) if mask is None else left_padded(ids, mask)
+    for row in range(len(ids)):
+        past = session.lengths[row] if len(session.lengths) == len(ids) else 0
+        held = past + text.shape[1] - (pads[row] if pads else 0)
+        if held + max_new_tokens - 1 > room:
+            raise ValueError(f"{held} tokens and {max_new_tokens} new ones exceed max_position_embeddings={room}")
     # Ids behind the tokenizer's, where a model has them, stand for no text.
     n_ids = model.config.vocab_size if model.tokenizer is None else model.tokenizer.vocab_size
     running = list(range(ids.shape[0]))
@@ -172,6 +184,8 @@ def _tokenizer(model: Model | Session) -> Tokenizer:
 
 def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    if not all(isinstance(text, str) for text in stops):
+        raise ValueError(f"stop={stop!r}: texts are needed")
     if "" in stops:
         raise ValueError("stop: an empty text would end every answer")
     return stops

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -
     """Raises: ValueError naming the value that cannot be."""
     if not (math.isfinite(temperature) and temperature >= 0):
         raise ValueError(f"temperature={temperature}: 0 or a positive finite number is needed")
-    if top_k is not None and top_k < 1:
+    if top_k is not None and operator.index(top_k) < 1:
         raise ValueError(f"top_k={top_k}: at least one token must be allowed")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p={top_p}: a share above 0 and up to 1 is needed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -49,12 +50,14 @@ class Session:
         self.model, self.rollback = model, rollback
         self.counters = Counters()
         self._cache: Cache | None = None
+        self._broken: str | None = None
         if rollback < 0:
             raise ValueError(f"rollback={rollback} is negative")
 
     @property
     def cache(self) -> Cache:
-        """Raises: ValueError while the session holds nothing."""
+        """Raises: ValueError while the session holds nothing, and after a call that failed halfway."""
+        self._check_whole()
         if self._cache is None:
             raise ValueError("the session holds no text yet: prefill comes first")
         return self._cache
@@ -66,6 +69,7 @@ class Session:
         """
         if any(self.lengths):
             raise ValueError(f"the session holds texts of {self.lengths} tokens already")
+        self._broken = None
         self._cache = Cache(self.model.config, batch=batch, dtype=self.model.dtype, device=self.model.device,
                             rollback=self.rollback)  # fmt: skip
         return self._cache
@@ -89,30 +93,50 @@ class Session:
         Raises: ValueError for ids as in `check_ids`, another mode, chunk below 1, a mask of another shape or with
             holes, another number of rows than the session has, more tokens than max_position_embeddings.
         """
+        chunk = operator.index(chunk)
         if chunk < 1:
             raise ValueError(f"chunk={chunk}: at least one token is needed")
         n_last = decoder_tokens(self.model.config, mode)
-        ids = self._checked(ids)
+        ids = self.checked(ids)
         ids, pads = (ids, None) if mask is None else left_padded(ids, mask)
         cache = self._begin(ids, pads)
         cache.reserve(max(cache.lengths) + ids.shape[1])
         whole = n_last is None or n_last >= ids.shape[1]
+        with self._writing():
+            carry = self._read(cache, ids, pads, chunk, ids.shape[1] if whole else n_last)
+            return self.model.logits(carry)[:, 0]
+
+    def _read(self, cache: Cache, ids: Tensor, pads: list[int] | None, chunk: int, n_last: int | None) -> Carry:
+        """Encoder chunk by chunk, decoder on the last n_last columns; returns the state of the very last."""
+        assert n_last is not None
         carry: Carry | None = None
         for part, part_pads in pieces(ids, pads, chunk):
             ctx = cache.tokens(part.shape[1], part_pads, counters=self.counters)
             encoded = self.model.encode(part, ctx)
             cache.advance(part.shape[1], part_pads)
-            if whole:
+            if n_last == ids.shape[1]:
                 carry = self.model.decode(encoded, ctx).last(1)
             else:
-                assert n_last is not None
                 carry = (encoded if carry is None else carry.join(encoded)).last(n_last)
         assert carry is not None
-        if not whole:
-            assert n_last is not None
+        if n_last < ids.shape[1]:
             new = [ids.shape[1] - (pads[b] if pads else 0) for b in range(cache.batch)]
             carry = self.model.decode(carry, cache.segment(n_last, new, counters=self.counters))
-        return self.model.logits(carry.last(1))[:, 0]
+        return carry.last(1)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A call that fails in here has written to some stores and not to others: the text is lost, not wrong."""
+        try:
+            yield
+        except BaseException as error:
+            self._cache, self._broken = None, f"{type(error).__name__}: {error}"
+            raise
+
+    def _check_whole(self) -> None:
+        if self._broken is not None:
+            raise ValueError(f"an earlier call failed halfway ({self._broken}): the session's text is lost, "
+                             "start() begins anew")  # fmt: skip
 
     def decode(self, ids: Tensor | Sequence[int] | int, *, trace: Trace | None = None) -> Tensor:
         """One more token per row. Shapes: an id, or ids [B] -> logits [B,V].
@@ -131,13 +155,14 @@ class Session:
         Raises: ValueError as `prefill`, and for a query of the trace outside the new tokens; KeyError for a pattern of
             the trace that matches nothing, which is known at the end: the tokens have been read.
         """
-        ids = self._checked(ids)
+        ids = self.checked(ids)
         if trace is not None:
             trace.begin(ids.shape[1])
         cache = self._begin(ids, None)
         ctx = cache.tokens(ids.shape[1], counters=self.counters, trace=trace)
-        logits = self.model.logits(self.model.decode(self.model.encode(ids, ctx), ctx))
-        cache.advance(ids.shape[1])
+        with self._writing():
+            logits = self.model.logits(self.model.decode(self.model.encode(ids, ctx), ctx))
+            cache.advance(ids.shape[1])
         if trace is not None:
             see(trace, "logits", logits)
             if not self.model.config.quantize_cache:  # packed rows are decoded, which is a copy
@@ -145,7 +170,7 @@ class Session:
             trace.finish()
         return logits
 
-    def truncate(self, length: int | Sequence[int]) -> None:
+    def truncate(self, length: int | Sequence[int] | Tensor) -> None:
         """Takes tokens back: all stores are as if the text had ended after `length` tokens, in every bit.
 
         length: of every row, or one per row. The last `rollback` tokens can be taken back, and everything (0).
@@ -153,7 +178,9 @@ class Session:
         Raises: ValueError where a row has fewer tokens, and where that cannot be exact: rows of its window are gone,
             or the decoder never ran there (`prefill`); TypeError for what is no whole number.
         """
-        lengths = [length] * self.cache.batch if isinstance(length, int) else [operator.index(n) for n in length]
+        one = not isinstance(length, Sequence) and getattr(length, "ndim", 0) == 0
+        wished: list = [length] * self.cache.batch if one else list(length)  # type: ignore[arg-type]
+        lengths = [int(operator.index(n)) for n in wished]
         if len(lengths) != self.cache.batch:
             raise ValueError(f"truncate to {lengths}: the session has {self.cache.batch} rows")
         self.cache.truncate(lengths)
@@ -161,6 +188,7 @@ class Session:
     def fork(self) -> Session:
         """A second session that goes on from here; neither sees what the other reads."""
         twin = Session(self.model, rollback=self.rollback)
+        self._check_whole()
         twin._cache = None if self._cache is None else self._cache.fork()
         return twin
 
@@ -179,22 +207,28 @@ class Session:
         """The cache's bytes by store."""
         return self.cache.report()
 
-    def _checked(self, ids: Tensor | Sequence[int]) -> Tensor:
+    def checked(self, ids: Tensor | Sequence[int]) -> Tensor:
+        """Ids as a tensor [B,S] of this model. Raises: ValueError as `check_ids`."""
         ids = torch.as_tensor(ids, device=None if isinstance(ids, Tensor) else self.model.device)
+        ids = ids if ids.numel() else ids.long()  # an empty list has no type
         ids = ids.unsqueeze(0) if ids.ndim == 1 else ids
         self.model.check(ids)
         return ids
 
     def _begin(self, ids: Tensor, pads: list[int] | None) -> Cache:
         """The cache for these new ids, made at the first ones; a refused call changes nothing."""
+        self._check_whole()
+        if self._cache is not None and self._cache.dtype != self.model.dtype:
+            raise ValueError(f"the session holds rows of {self._cache.dtype}, the model is {self.model.dtype} now")
         held = self.lengths or [0] * ids.shape[0]
         if len(held) != ids.shape[0]:
             raise ValueError(f"ids have {ids.shape[0]} rows, the session has {len(held)}")
-        most = max(n + ids.shape[1] - (pads[b] if pads else 0) for b, n in enumerate(held))
-        if most > self.model.config.max_position_embeddings:
-            raise ValueError(
-                f"{max(held)} tokens and {ids.shape[1]} more exceed max_position_embeddings="
-                f"{self.model.config.max_position_embeddings}")  # fmt: skip
+        for b, n in enumerate(held):
+            new = ids.shape[1] - (pads[b] if pads else 0)
+            if n + new > self.model.config.max_position_embeddings:
+                raise ValueError(
+                    f"row {b}: {n} tokens and {new} more exceed max_position_embeddings="
+                    f"{self.model.config.max_position_embeddings}")  # fmt: skip
         self.counters = Counters()
         return self.start(ids.shape[0]) if self._cache is None else self._cache
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from tinyds41.formats import Format, Rows
 
-FIRST_CHUNK = 1024  # rows; every further chunk doubles the store, so a million rows are eleven chunks
-SLACK = 256  # rows that a `Recent` may grow before its latest rows move to the front
+FIRST_CHUNK = 1024  # rows; every further chunk at least doubles the store, so a million rows are eleven chunks
+SLACK = 256  # spare rows: of a `Growing` behind a prompt, of a `Recent` before its latest rows move to the front
 
 
 class SplitRows(Rows):
@@ -24,6 +24,10 @@ class SplitRows(Rows):
         return (self.parts[0].shape[0], sum(part.shape[1] for part in self.parts), self.width)
 
     def narrow(self, start: int, length: int) -> Rows:
+        if not 0 <= start <= start + length <= self.shape[1]:
+            raise IndexError(f"entries {start}..{start + length - 1} are not in a store of {self.shape[1]}")
+        if length == 0:
+            return self.parts[0].narrow(0, 0)
         chosen, offset = [], 0
         for part in self.parts:
             low, high = max(start, offset), min(start + length, offset + part.shape[1])
