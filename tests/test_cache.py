@@ -208,7 +208,7 @@ def test_every_cut_equals_cold_or_is_refused(config, rollback, short_buffers):
 
 
 def test_a_cut_that_the_window_does_not_reach_is_refused():
-    """Without it the loop above could pass with nothing refused. 300 tokens at once keep 6 tokens of Engram's look-back."""
+    """Without it the loop above could pass with nothing refused. 300 tokens at once leave 6 for Engram's look-back."""
     cache = fed(SHORT, random_ids(1, 300), rollback=3)
     with pytest.raises(ValueError, match="truncate to 296 tokens: row 0 has 300, and the windows before that"):
         cache.truncate([296])
