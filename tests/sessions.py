@@ -11,10 +11,14 @@ from models import NANO
 from torch import Tensor
 
 from tinyds41.config import Config
-from tinyds41.infer.cache import Cache, Tokens
+from tinyds41.infer.cache import Cache
 from tinyds41.infer.session import Session
+from tinyds41.infer.tokens import Tokens
 from tinyds41.model.transformer import Model
 from tinyds41.ops import Window
+
+# Rounding of sums in another order, in float64; logits spread over 10.
+TOLERANCE = 1e-12
 
 # Window only, Full of ratio 2 behind Engram; decoder: Full that forms a pool, Reuse, Reindex inside the pool. W = 4,
 # so `exact` runs the decoder on 4 + 2 * 3 = 10 tokens. Nano's sizes, but half of its time.
@@ -23,6 +27,11 @@ SHORT = NANO.replace(
     candidate_source_layer_id=2, engram_layer_ids=[1], engram_num_embeddings=[156], num_nextn_predict_layers=0,
     dspark_target_layer_ids=[], hc_mult=2, hc_sinkhorn_iters=2)  # fmt: skip
 EXACT, BOUNDED = 10, 4  # tokens of a prompt that SHORT's decoder runs on
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    """Equal up to the order of sums."""
+    torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
 
 
 def ratio(m: int, **changes) -> Config:

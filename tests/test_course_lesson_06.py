@@ -1,8 +1,7 @@
 """Each check of lesson 06 accepts what is right and refuses the mistakes that readers make."""
 
-import pytest
+from exercise_checks import three_tests
 
-from tinyds41.course.exercises import OPEN, WrongAnswer, refuses
 from tinyds41.course.lesson_06 import check_decode, check_row_bytes, check_worst
 
 LEVELS = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
@@ -16,24 +15,10 @@ def unpack(packed, *, low_first=True, bias=127, block=32, scales_reversed=False,
     scales = scales[::-1] if scales_reversed else scales
     values = [-LEVELS[code & 7] if code & 8 and signed else LEVELS[code & 7] for code in codes]
     return [value * scales[channel // block] for channel, value in enumerate(values)]
-
-
-@pytest.mark.parametrize(("check", "right"), [
+RIGHT = [
     (check_row_bytes, 264), (check_decode, unpack), (check_worst, lambda scale: scale),
-])  # fmt: skip
-def test_a_right_answer_is_accepted(check, right, capsys):
-    check(right)
-    assert capsys.readouterr().out == "Right.\n"
-    assert not refuses(check, right)
-
-
-@pytest.mark.parametrize("check", [check_row_bytes, check_decode, check_worst])
-def test_an_open_exercise_is_neither_right_nor_wrong(check, capsys):
-    check(OPEN)
-    assert capsys.readouterr().out == "Not answered yet: replace the three dots.\n"
-
-
-@pytest.mark.parametrize(("check", "wrong", "message"), [
+]  # fmt: skip
+WRONG = [
     (check_row_bytes, 520, "two codes share a byte"),
     (check_row_bytes, 256, "the scales are stored, too"),
     (check_row_bytes, 288, "288 bytes is wrong"),
@@ -46,7 +31,7 @@ def test_an_open_exercise_is_neither_right_nor_wrong(check, capsys):
     (check_worst, lambda scale: 0.25 * scale, "scale 0.125: 0.03125 is wrong"),
     (check_worst, lambda scale: 2 * scale, "is wrong"),
     (check_worst, lambda scale: 1.0, "scale 0.125: 1.0 is wrong"),
-])  # fmt: skip
-def test_a_wrong_answer_is_refused_with_a_reason(check, wrong, message):
-    with pytest.raises(WrongAnswer, match=message):
-        check(wrong)
+]  # fmt: skip
+
+(test_a_right_answer_is_accepted, test_an_open_exercise_is_neither_right_nor_wrong,
+ test_a_wrong_answer_is_refused_with_a_reason) = three_tests(RIGHT, WRONG)  # fmt: skip

@@ -1,8 +1,7 @@
 """Each check of lesson 13 accepts what is right and refuses the mistakes that readers make."""
 
-import pytest
+from exercise_checks import three_tests
 
-from tinyds41.course.exercises import OPEN, WrongAnswer, refuses
 from tinyds41.course.lesson_13 import check_attended, check_crossover, check_flatter
 
 TWO_FULL = {"kv_source_layer_ids": [2, 20], "index_source_layer_ids": [2, 20, 24, 28, 32, 36]}
@@ -14,21 +13,9 @@ def attended(n):
 
 
 # By hand: (24,576 rows attended to x 16 - 65,536 pooled) / 2.5 scanned rows per token.
-@pytest.mark.parametrize(("check", "right"), [
-    (check_crossover, 131_072), (check_attended, attended), (check_flatter, TWO_FULL)])  # fmt: skip
-def test_a_right_answer_is_accepted(check, right, capsys):
-    check(right)
-    assert capsys.readouterr().out == "Right.\n"
-    assert not refuses(check, right)
-
-
-@pytest.mark.parametrize("check", [check_crossover, check_attended, check_flatter])
-def test_an_open_exercise_is_neither_right_nor_wrong(check, capsys):
-    check(OPEN)
-    assert capsys.readouterr().out == "Not answered yet: replace the three dots.\n"
-
-
-@pytest.mark.parametrize(("check", "wrong", "message"), [
+RIGHT = [
+    (check_crossover, 131_072), (check_attended, attended), (check_flatter, TWO_FULL)]  # fmt: skip
+WRONG = [
     (check_crossover, 131_073, "but so they are at 131,072"),
     (check_crossover, 131_071, "attention is still more work"),
     (check_crossover, 157_287, "but so they are at"),  # the pool forgotten
@@ -42,7 +29,7 @@ def test_an_open_exercise_is_neither_right_nor_wrong(check, capsys):
     (check_flatter, {"compress_ratios": [0] * 40}, "compress_ratios has to stay as it is"),
     (check_flatter, {"max_position_embeddings": 4096}, "max_position_embeddings has to stay as it is"),
     (check_flatter, {"kv_source_layer_ids": [2, 24]}, "cannot be used: ValueError"),
-])  # fmt: skip
-def test_a_wrong_answer_is_refused_with_a_reason(check, wrong, message):
-    with pytest.raises(WrongAnswer, match=message):
-        check(wrong)
+]  # fmt: skip
+
+(test_a_right_answer_is_accepted, test_an_open_exercise_is_neither_right_nor_wrong,
+ test_a_wrong_answer_is_refused_with_a_reason) = three_tests(RIGHT, WRONG)  # fmt: skip

@@ -5,27 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 from models import NANO, random_ids, scattered
-from sessions import BOUNDED, EXACT, SHORT, fed_session, without_decoder
+from sessions import BOUNDED, EXACT, SHORT, assert_close, fed_session, without_decoder
 from torch import Tensor
 
 from tinyds41.config import Config
-from tinyds41.infer.cache import Tokens
 from tinyds41.infer.session import MODES, Session, decoder_tokens
+from tinyds41.infer.tokens import Tokens
 from tinyds41.model.block import Carry
 from tinyds41.model.context import Sequence
 from tinyds41.model.transformer import Model, check_ids
-
-# Rounding of sums in another order; logits spread over 10.
-TOLERANCE = 1e-12
 
 
 @pytest.fixture(scope="module")
 def model() -> Model:
     return scattered(SHORT)
-
-
-def close(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
 
 
 @torch.no_grad()
@@ -118,16 +111,16 @@ def test_exact_equals_full(model, length, chunk):
     """The same logits and stores, and so the same text behind."""
     ids = random_ids(2, length + 2)
     exact, full = Session(model), fed_session(model, ids[:, :length])
-    close(exact.prefill(ids[:, :length], chunk=chunk), model(ids[:, :length])[:, -1])
+    assert_close(exact.prefill(ids[:, :length], chunk=chunk), model(ids[:, :length])[:, -1])
     assert exact.fingerprint() == full.fingerprint()
-    close(exact.extend(ids[:, length:]), full.extend(ids[:, length:]))
+    assert_close(exact.extend(ids[:, length:]), full.extend(ids[:, length:]))
 
 
 def test_one_token_less_would_not_be_exact(model):
     """Why the share is what it is: the last layer's oldest window row depends on the first of these tokens."""
     ids = random_ids(1, 23)
     expected = model(ids)[:, -1]
-    close(bounded_oracle(model, ids, EXACT), expected)
+    assert_close(bounded_oracle(model, ids, EXACT), expected)
     assert (bounded_oracle(model, ids, EXACT - 1) - expected).abs().max() > 1e-9
 
 
@@ -141,7 +134,7 @@ def test_bounded_begins_the_decoders_windows_with_the_segment(model, length, chu
     ids = random_ids(2, length)
     session = Session(model)
     logits = session.prefill(ids, mode="bounded", chunk=chunk)
-    close(logits, bounded_oracle(model, ids))
+    assert_close(logits, bounded_oracle(model, ids))
     difference = (logits - model(ids)[:, -1]).abs().max()
     assert 1e-3 < difference < 100
     # The encoder, global entries and index keys are exact: only decoder windows differ.
@@ -158,7 +151,7 @@ def test_bounded_begins_the_decoders_windows_with_the_segment(model, length, chu
 def test_bounded_cuts_nothing_of_a_prompt_that_fits_a_window(model, length):
     ids = random_ids(1, length)
     session = Session(model)
-    close(session.prefill(ids, mode="bounded"), model(ids)[:, -1])
+    assert_close(session.prefill(ids, mode="bounded"), model(ids)[:, -1])
     assert session.fingerprint() == fed_session(model, ids).fingerprint()
 
 
@@ -166,7 +159,7 @@ def test_without_a_decoder_all_modes_are_full():
     model, ids = scattered(without_decoder()), random_ids(1, 13)
     for mode in MODES:
         session = Session(model)
-        close(session.prefill(ids, mode=mode, chunk=4), model(ids)[:, -1])
+        assert_close(session.prefill(ids, mode=mode, chunk=4), model(ids)[:, -1])
         session.truncate(5)  # nothing was skipped: any cut is exact
 
 
@@ -179,7 +172,7 @@ def test_a_short_second_prompt_sees_the_live_windows(model, mode):
     ids = random_ids(2, 25)
     for second in (1, 3, decoder_tokens(SHORT, mode)):
         session = fed_session(model, ids[:, :12])
-        close(session.prefill(ids[:, 12 : 12 + second], mode=mode, chunk=2), model(ids[:, : 12 + second])[:, -1])
+        assert_close(session.prefill(ids[:, 12 : 12 + second], mode=mode, chunk=2), model(ids[:, : 12 + second])[:, -1])
         assert session.fingerprint() == fed_session(model, ids[:, : 12 + second]).fingerprint()
 
 
@@ -190,18 +183,18 @@ def test_a_long_second_prompt_begins_the_decoders_windows_anew(model):
         session = fed_session(model, ids[:, :12])
         text = ids[:, : 12 + second]
         logits = session.prefill(ids[:, 12 : 12 + second], mode="bounded", chunk=3)
-        close(logits, bounded_oracle(model, text))
+        assert_close(logits, bounded_oracle(model, text))
         assert (logits - model(text)[:, -1]).abs().max() > 1e-3
         once = Session(model)
         once.prefill(text, mode="bounded")
         assert session.fingerprint() == once.fingerprint()
-        close(session.decode([5, 6]), once.decode([5, 6]))
+        assert_close(session.decode([5, 6]), once.decode([5, 6]))
 
 
 def test_a_long_second_prompt_in_exact_mode_equals_one_long_text(model):
     ids = random_ids(2, 12 + EXACT + 1)
     session = fed_session(model, ids[:, :12])
-    close(session.prefill(ids[:, 12:], chunk=4), model(ids)[:, -1])
+    assert_close(session.prefill(ids[:, 12:], chunk=4), model(ids)[:, -1])
     assert session.fingerprint() == fed_session(model, ids).fingerprint()
 
 

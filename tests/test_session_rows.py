@@ -5,23 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 from models import PAD, random_ids, scattered
-from sessions import BOUNDED, EXACT, SHORT, alone, fed_session, memory_full_of_nan, ratio, without_engram
+from sessions import BOUNDED, EXACT, SHORT, alone, assert_close, fed_session, memory_full_of_nan, ratio, without_engram
 from torch import Tensor
 
 from tinyds41.infer.session import Session
 from tinyds41.model.transformer import Model
 
-# Rounding of sums in another order; logits spread over 10.
-TOLERANCE = 1e-12
-
 
 @pytest.fixture(scope="module")
 def model() -> Model:
     return scattered(SHORT)
-
-
-def close(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
 
 
 def texts(lengths: list[int], seed: int = 0) -> list[Tensor]:
@@ -52,8 +45,8 @@ def test_padded_rows_equal_each_alone(model, mode, chunk):
         following = torch.cat([session.extend(more[:, :3]), session.extend(more[:, 3:])], 1)
     for b, row in enumerate(rows):
         single = Session(model)
-        close(logits[b], single.prefill(row, mode=mode)[0])
-        close(following[b], single.extend(more[b])[0])
+        assert_close(logits[b], single.prefill(row, mode=mode)[0])
+        assert_close(following[b], single.extend(more[b])[0])
         assert alone(session, b) == single.fingerprint()
 
 
@@ -64,8 +57,8 @@ def test_what_stands_in_the_padding_does_not_matter(model):
         ids, mask = padded(rows, left, 8, pad)
         session = Session(model)
         found.append((session.prefill(ids, mask=mask), session.fingerprint()))
-    close(found[1][0], found[0][0])
-    close(found[2][0], found[0][0])
+    assert_close(found[1][0], found[0][0])
+    assert_close(found[2][0], found[0][0])
     assert len({fingerprint for _, fingerprint in found}) == 1
 
 
@@ -74,7 +67,7 @@ def test_a_mask_of_tokens_alone_is_no_mask(model):
     masked = Session(model)
     assert torch.equal(masked.prefill(ids, mask=torch.ones_like(ids).bool()), Session(model).prefill(ids))
     one = Session(model).prefill(ids[:, :5])
-    close(Session(model).prefill(ids, mask=torch.tensor([[True] * 5 + [False] * 2] * 2)), one)  # the same everywhere
+    assert_close(Session(model).prefill(ids, mask=torch.tensor([[True] * 5 + [False] * 2] * 2)), one)
 
 
 @pytest.mark.parametrize("config", [ratio(3), without_engram(SHORT.replace(sliding_window=1, quantize_cache=False))],
@@ -88,7 +81,7 @@ def test_a_second_prompt_of_different_lengths_goes_on_from_each_row(config):
         ids, mask = padded(second, [0, 7, 1], 8)
         logits = session.prefill(ids, mask=mask, mode="full", chunk=3)
     for b, (start, rest) in enumerate(zip(first, second, strict=True)):
-        close(logits[b], model(torch.cat([start, rest])[None])[0, -1])
+        assert_close(logits[b], model(torch.cat([start, rest])[None])[0, -1])
         assert alone(session, b) == fed_session(model, torch.cat([start, rest])[None]).fingerprint()
 
 
@@ -101,7 +94,7 @@ def test_a_long_second_prompt_begins_anew_in_its_own_row_alone(model, mode, shar
     logits = session.prefill(ids, mask=mask, mode=mode, chunk=3)
     for b in range(2):
         single = fed_session(model, first[b : b + 1])
-        close(logits[b], single.prefill(second[b], mode=mode)[0])
+        assert_close(logits[b], single.prefill(second[b], mode=mode)[0])
         assert alone(session, b) == single.fingerprint()
     with pytest.raises(ValueError, match="row 0 had its decoder run on the end"):
         session.truncate([8, 8])
@@ -121,7 +114,7 @@ def test_outputs_trade_places_with_their_rows(model):
         logits = session.decode(column)
         for b, text in enumerate(said):
             text.append(int(column[b]))
-            close(logits[b], model(torch.tensor([text]))[0, -1])
+            assert_close(logits[b], model(torch.tensor([text]))[0, -1])
 
     def order(chosen: list[int]) -> None:
         session.reorder(chosen)
@@ -142,7 +135,7 @@ def test_outputs_trade_places_with_their_rows(model):
     logits = session.prefill(ids, mask=mask, mode="full")
     said[:] = [prompt.tolist(), [*said[1], int(more[1, 4])], [*said[2], int(more[2, 4])]]
     for b, text in enumerate(said):
-        close(logits[b], model(torch.tensor([text]))[0, -1])
+        assert_close(logits[b], model(torch.tensor([text]))[0, -1])
     step(more[:3, 5])
 
 
@@ -157,7 +150,7 @@ def test_each_row_takes_back_its_own_tokens(model):
             logits = session.decode([5, 6, 7])
             for b, n in enumerate(accepted):
                 text = torch.cat([ids[b], draft[b, :n], torch.tensor([5 + b])])
-                close(logits[b], changed(text[None])[0, -1])
+                assert_close(logits[b], changed(text[None])[0, -1])
 
 
 def test_rows_in_float32_equal_each_alone_in_the_middle(model):
