@@ -7,6 +7,7 @@ import json
 import random
 import sqlite3
 import struct
+import sys
 import threading
 
 import pytest
@@ -274,15 +275,33 @@ def test_threads_share_a_store(path):
             errors.append(error)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
     assert errors == []
     stored = rows(path)
     assert 0 < len(stored) <= 30 and store.counters.failed_writes == 0
     assert len(stored) == store.counters.blocks_written - store.counters.evicted_early
     assert store.counters.bytes_written == 50 * store.counters.blocks_written
+
+
+def test_a_thread_waits_while_another_is_in_a_transaction(path):
+    """One connection has one transaction: without the lock the second would land in the first, or break it."""
+    store = opened(path)
+    writer = threading.Thread(target=lambda: write(store, text(1, 2)), daemon=True)
+    assert store._blocks is not None
+    with store._blocks.transaction():
+        writer.start()
+        writer.join(0.1)
+        assert writer.is_alive()
+    writer.join(10)
+    assert held(store, 1, 2) == 2 and store.counters.failed_writes == 0
 
 
 def test_readers_go_on_while_a_payload_is_made(path):

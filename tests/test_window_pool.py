@@ -143,6 +143,25 @@ def test_threads_share_a_pool():
     assert len(pool) == 10 and pool.bytes_held == 500
 
 
+def test_a_thread_waits_while_another_uses_the_pool():
+    """The clock is read in the middle of every call."""
+    waited: list[bool] = []
+
+    def clock() -> float:
+        if threading.current_thread() is threading.main_thread() and not waited:
+            other.start()
+            other.join(0.1)
+            waited.append(other.is_alive())
+        return 0.0
+
+    pool = WindowPool(budget_bytes=100, clock=clock)
+    other = threading.Thread(target=lambda: pool.put(b"b", 10, "b"), daemon=True)
+    pool.put(b"a", 10, "a")
+    other.join(10)
+    assert waited == [True]
+    assert pool.get(b"a") == "a" and pool.get(b"b") == "b" and pool.bytes_held == 20
+
+
 def test_the_default_is_a_tenth_of_the_memory_for_five_minutes(monkeypatch, tmp_path):
     """Of the machine's, or of the container's where that is less."""
     monkeypatch.setattr(memory, "CONTROL_GROUP", tmp_path)
