@@ -66,6 +66,7 @@ def killed(folder: Path, n_kills: int = 200) -> dict[str, Any]:
         last[:] = b"begin "
         child = forked(write_without_end, path, number, last)
         while last[:] == b"begin ":
+            assert os.waitpid(child, os.WNOHANG)[0] == 0, "the writer ended before its first statement"
             time.sleep(0.0002)
         time.sleep(draw.uniform(0.0, 0.015))
         os.kill(child, signal.SIGKILL)
