@@ -36,7 +36,6 @@ from tinyds41.course.lesson_07 import (
     encoder_window_bytes,
     known_after_hit,
 )
-from tinyds41.infer.session import decoder_tokens
 from tinyds41.show.distance_plots import plot_by_distance
 from tinyds41.show.resume_plot import plot_resume
 from tinyds41.train.corpus import Corpus, documents
@@ -76,9 +75,10 @@ assert anew == 10_500
 # %% tags=["nbval-check-output"]
 old, new = (persistent_bytes(name, 2700, 3) for name in ("V4-Flash", "V4.1-Flash"))
 for which in (old, new):
-    print(f"{which.model}: {which.global_bytes / 1e6:.1f} MB of global rows, {which.window_bytes / 1e6:.1f} MB of windows")
+    print(f"{which.model}: {which.global_bytes / 1e6:.1f} MB of global rows, {which.window_bytes / 1e6:.1f} MB windows")
 print(f"V4.1 writes {new.total / old.total:.3f} of that")
 assert old.window_bytes > 0.6 * old.total and new.window_bytes == 0 and new.total / old.total < 1 / 8
+assert new.global_bytes == 2700 * 890
 
 # %% [markdown]
 # Two thirds were windows. V4.1 stores none of them. About a quarter of the saving comes from smaller rows (lesson 06),
@@ -144,8 +144,8 @@ def hit(ids, known, size):
     return n
 
 # %% [markdown]
-# The library does the same, with SHA-256, in a file that survives a crash, with a checksum for each block. Both must
-# find the same.
+# The library does the same with a stronger hash, in a file that survives a crash, with a checksum for each block. Both
+# must find the same.
 
 # %%
 text = play[:192].tolist()
@@ -192,7 +192,7 @@ assert reader.fingerprint() == cold.fingerprint() and reader.resumed.replayed < 
 # %% [markdown]
 # ## The knob
 #
-# `replay` may also be a number of tokens. Texts of 300 tokens are found in the store; 8 to 64 new ones follow. We give
+# `replay` may also be a number of tokens. Texts of 304 tokens are found in the store; 8 to 64 new ones follow. We give
 # each number of replayed tokens to three passages of the held-out play.
 
 # %%
@@ -221,7 +221,8 @@ ax = plot_by_distance(curves, title="Resumed against read anew, held-out text", 
                       xlabel="tokens run again", log=True)
 for name, curve in curves.items():
     print(f"{name:6}: " + ", ".join(f"{replay} again {curve[replay]:.1e}" for replay in tokens))
-assert curves["32 new"][0] > 20 * curves["32 new"][32] and max(c[32] for c in curves.values()) < 0.01
+assert curves["32 new"][0] > 10 * curves["32 new"][32] and max(c[32] for c in curves.values()) < 0.01
+assert W - 8 == 24 and curves["8 new"][0] == curves["8 new"][16]  # what the decoder wants runs in any case
 
 # %% [markdown]
 # **The surprise.** Thirty-two tokens of 304 suffice for a divergence far below anything one could see in text, although
@@ -380,9 +381,9 @@ store.close()
 # %% [markdown]
 # ## Recap
 #
-# - What persists: global KV and index keys, in blocks named by all tokens before them. What does not: windows.
-# - Bounded replay runs the encoder again on the last $W$ found tokens; stored rows are read, never rewritten.
-# - It approximates. On text the difference is tiny, because far memory is stored; a toy of windows alone breaks.
+# - Global KV and index keys persist, in blocks named by all tokens before them. Windows do not.
+# - Bounded replay runs the encoder again on the last $W$ found tokens and never rewrites a stored row.
+# - It approximates: little where far memory is stored; a toy of windows alone breaks.
 # - Exact replay goes back $W - 1$ tokens per layer, and leaves the same bytes.
 
 # %% [markdown]

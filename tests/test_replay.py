@@ -111,7 +111,8 @@ def test_a_number_of_replayed_tokens_cuts_windows_there(model, store, tokens):
     found, n_prompt = 31, 38  # the decoder wants nothing of the found ones
     stored(model, store, IDS[:, :found])
     session = Session(model)
-    logits = continued(session, session.resume(IDS[:, :n_prompt], store, replay=tokens), IDS[:, n_prompt : n_prompt + MORE])
+    first = session.resume(IDS[:, :n_prompt], store, replay=tokens)
+    logits = continued(session, first, IDS[:, n_prompt : n_prompt + MORE])
     replayed = max(tokens, found % 2)  # the token that waits for its group runs again in any case
     assert session.resumed is not None and session.resumed.replayed == replayed
     assert_close(logits, definition(model, IDS[:, : n_prompt + MORE], found, n_prompt, found - replayed, W))
