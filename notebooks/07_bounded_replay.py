@@ -98,17 +98,20 @@ assert new.global_bytes == 2700 * 890
 
 # %%
 model = ds.example("text")  # the toy of lesson 00, trained longer; it came with the package
-W = model.config.sliding_window
 play = Corpus.from_texts(model.tokenizer, documents("plays", "held_out")).ids.long()
 store = ds.TieredStore(Path(folder.name) / "text.sqlite", model, block_tokens=16)
 first = ds.Session(model)
 first.prefill(play[:192])
 written = first.save(store)
+print(f"{written:,} bytes written for 192 tokens")
+
+# %%
+W = model.config.sliding_window
 store.windows.clear()  # minutes have passed: see below
 second = ds.Session(model)
 second.resume(play[:232], store)
 ax = plot_resume(second.resumed, in_decoder=W, model="the toy with windows of 32")
-print(second.resumed, f"{written:,} bytes written")
+print(second.resumed)
 assert second.resumed.replayed == W == 32 and second.resumed.found == 192
 
 # %% [markdown]
@@ -219,6 +222,8 @@ tokens = (0, 8, 16, 32, 64)
 curves = {f"{new} new": {replay: far(replay, new) for replay in tokens} for new in (32, 64, 8)}
 ax = plot_by_distance(curves, title="Resumed against read anew, held-out text", ylabel="KL, nats (log scale)",
                       xlabel="tokens run again", log=True)
+
+# %%
 for name, curve in curves.items():
     print(f"{name:6}: " + ", ".join(f"{replay} again {curve[replay]:.1e}" for replay in tokens))
 assert curves["32 new"][0] > 10 * curves["32 new"][32] and max(c[32] for c in curves.values()) < 0.01
@@ -263,6 +268,8 @@ alone = {way: known_after_hit(relay, task, replay, distances) for way, replay in
 with_rows = {way: known_after_hit(rows, task, ways[way], (2, 6, 30)) for way in ("read anew", "bounded", "none")}
 ax = plot_by_distance(alone, title="Windows alone: the note behind a hit", ylabel="share of right answers",
                       baseline=("chance", 1 / task.n_notes))
+
+# %%
 for name, curves in (("windows alone", alone), ("with global rows", with_rows)):
     for way, curve in curves.items():
         print(f"{name}, {way}: " + ", ".join(f"{d} {right:.2f}" for d, right in curve.items()))
@@ -393,8 +400,8 @@ store.close()
 # %% [markdown]
 # ## 中文小结
 #
-# 1. 持久化缓存只存随长度增长的全局键值和索引键，按词元块存放，块名是到此为止全部词元的链式哈希。
-# 2. 窗口不落盘：命中后让编码器在最后 W 个词元上重跑一遍（有界重放），只读全局行，不改写。
-# 3. 这是近似：结果与命中在哪里结束有关；在文本上差别极小，精确重放每层要多退 W-1 个词元。
-# 4. 之所以可行，是因为远处的信息在全局行里；只有窗口的模型会丢掉 W 以外的一切。
+# 1. 持久化缓存只存全局键值和索引键，按块存放，块名是全部前文的链式哈希。
+# 2. 窗口不落盘：命中后编码器在最后 W 个词元上重跑（有界重放），只读不改写全局行。
+# 3. 这是近似，与命中的位置有关；文本上差别极小。精确重放每层要多退 W-1 个词元。
+# 4. 可行是因为远处信息在全局行里；只有窗口的模型会丢掉 W 以外的一切。
 # 5. 省的是空间和磁盘写入：上一代每轮写两次窗口，占了大半。

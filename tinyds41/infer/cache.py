@@ -45,6 +45,8 @@ class Cache:
         self, config: Config, *, batch: int = 1, dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu", rollback: int = ROLLBACK,
     ):  # fmt: skip
+        if not isinstance(config, Config) or not dtype.is_floating_point:
+            raise TypeError(f"a cache needs a Config and a floating dtype, not {type(config).__name__} and {dtype}")
         if batch < 1 or rollback < 0:
             raise ValueError(f"batch={batch}, rollback={rollback}: a row at least, and no negative rollback")
         self.config, self.plan, self.rollback = config, config.plan(), rollback

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +16,18 @@ def pieces(ids: Tensor, pads: list[int] | None, chunk: int) -> Iterator[tuple[Te
         width = part.shape[1]
         yield part, None if pads is None else [min(max(n - start, 0), width) for n in pads]
         start += width
+
+
+def as_ids(ids: Tensor | Sequence[int] | int | None, device: torch.device) -> Tensor:
+    """Ids as a tensor, a given one as it is. Raises: ValueError naming what is no array of whole numbers."""
+    if isinstance(ids, Tensor):
+        return ids
+    try:
+        found = torch.as_tensor(ids, device=device)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        shown = repr(ids) if len(repr(ids)) < 60 else f"a {type(ids).__name__}"
+        raise ValueError(f"ids are {shown}: expected whole numbers in rows of equal length") from error
+    return found if found.numel() else found.long()  # an empty list has no type
 
 
 def left_padded(ids: Tensor, mask: Tensor) -> tuple[Tensor, list[int]]:

@@ -75,7 +75,7 @@ def resume(
         raise ValueError(f"replay={replay!r} is none of {', '.join(REPLAYS)}, and no number of tokens")
     if len(ids) != 1:
         raise ValueError(f"resume takes one row, ids have {len(ids)}: rows of a batch would be found at other lengths")
-    store.check(session.model)
+    _check(store, session, namespace)
     session.start()
     text, session.resumed = ids[0].tolist(), None
     with session.writing() as cache:
@@ -142,10 +142,17 @@ def keep_windows(cache: Cache, store: TieredStore, namespace: str, b: int = 0) -
         store.windows.put(store.blocks.keys(text, namespace)[-1], windows.n_bytes, windows)
 
 
+def _check(store: TieredStore, session: Session, namespace: str) -> None:
+    if not isinstance(store, TieredStore) or not isinstance(namespace, str):
+        found = f"{type(store).__name__} and {type(namespace).__name__}"
+        raise TypeError(f"store and namespace are {found}, expected TieredStore and str")
+    store.check(session.model)
+
+
 def save(session: Session, store: TieredStore, namespace: str) -> int:
     """See `Session.save`."""
     cache, written = session.cache, 0
-    store.check(session.model)
+    _check(store, session, namespace)
     for b, text in enumerate(cache.texts):
         written += store.blocks.write(text.tolist(), partial(pack, cache, b), namespace)
         keep_windows(cache, store, namespace, b)

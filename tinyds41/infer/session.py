@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tinyds41.infer.cache import ROLLBACK, Cache
-from tinyds41.infer.padding import check_chunk, left_padded, pieces
+from tinyds41.infer.padding import as_ids, check_chunk, left_padded, pieces
 from tinyds41.infer.prefill_modes import decoder_tokens
 from tinyds41.infer.replay import Resumed, resume, save
 from tinyds41.infer.report import CacheReport
@@ -33,7 +33,9 @@ class Session:
     """
 
     def __init__(self, model: Model, *, rollback: int = ROLLBACK):
-        self.model, self.rollback = model, rollback
+        if not isinstance(model, Model):
+            raise TypeError(f"a session needs a Model, not a {type(model).__name__}")
+        self.model, self.rollback = model, operator.index(rollback)
         self.counters = Counters()
         self.resumed: Resumed | None = None
         self._cache: Cache | None = None
@@ -164,7 +166,7 @@ class Session:
         Raises: ValueError before the first prefill, and as `extend`.
         """
         self.cache  # noqa: B018 - refuses an empty session
-        ids = torch.as_tensor(ids, device=self.model.device)
+        ids = as_ids(ids, self.model.device).to(self.model.device)
         return self.extend(ids.reshape(-1, 1), trace=trace)[:, 0]
 
     @torch.no_grad()
@@ -177,6 +179,8 @@ class Session:
         """
         ids = self.checked(ids)
         if trace is not None:
+            if not isinstance(trace, Trace):
+                raise TypeError(f"trace is a {type(trace).__name__}, expected a Trace")
             trace.begin(ids.shape[1])
         cache = self._begin(ids, None)
         ctx = cache.tokens(ids.shape[1], counters=self.counters, trace=trace)
@@ -217,7 +221,7 @@ class Session:
 
         Raises: ValueError for a row that is not there.
         """
-        self.cache.reorder(list(rows))
+        self.cache.reorder([operator.index(row) for row in rows])
 
     def fingerprint(self) -> str:
         """A hash of every store: equal sessions continue equally. See `Cache.fingerprint`."""
@@ -229,8 +233,7 @@ class Session:
 
     def checked(self, ids: Tensor | Sequence[int]) -> Tensor:
         """Ids as a tensor [B,S] of this model. Raises: ValueError as `check_ids`."""
-        ids = torch.as_tensor(ids, device=None if isinstance(ids, Tensor) else self.model.device)
-        ids = ids if ids.numel() else ids.long()  # an empty list has no type
+        ids = as_ids(ids, self.model.device)
         ids = ids.unsqueeze(0) if ids.ndim == 1 else ids
         self.model.check(ids)
         return ids

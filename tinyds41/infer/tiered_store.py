@@ -54,6 +54,8 @@ class TieredStore:
         self, path: str | Path, model: Model, *, block_tokens: int = BLOCK_TOKENS, budget_bytes: int | None = None,
         lifetime_s: float = LIFETIME_S, window_bytes: int | None = None, window_s: float = 300,
     ):  # fmt: skip
+        if not isinstance(model, Model):
+            raise TypeError(f"a store needs a Model, not a {type(model).__name__}")
         self.key, self.block_tokens = model_key(model), block_tokens
         self._checked = _weights(model)
         self.blocks = Store(

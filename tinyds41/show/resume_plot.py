@@ -24,21 +24,18 @@ def plot_resume(style: Style, resumed: Resumed, *, in_decoder: int, model: str, 
     ax = ax or new_axes(style, height=0.4)
     palette = style.palette
     bars = (
-        ("read from the store", 0, resumed.found, palette.blue, ""),
-        ("encoder, again", resumed.found - resumed.replayed, resumed.replayed, palette.orange, "///"),
-        ("encoder, new", resumed.found, resumed.new, palette.green, ""),
-        ("decoder", n_tokens - in_decoder, in_decoder, palette.purple, "..."),
+        ("read from the store", 0, resumed.found, palette.blue, 1.0),
+        ("encoder, again", resumed.found - resumed.replayed, resumed.replayed, palette.orange, 0.5),
+        ("encoder, new", resumed.found, resumed.new, palette.orange, 1.0),
+        ("decoder", n_tokens - in_decoder, in_decoder, palette.purple, 1.0),
     )
-    for row, (_, start, width, colour, hatch) in enumerate(bars):
+    for row, (_, start, width, colour, opacity) in enumerate(bars):
         if width:
-            ax.barh(row, width, left=start, height=0.6, facecolor=palette.paper if hatch else colour,
-                    edgecolor=colour, hatch=hatch)  # fmt: skip
-        at_left = start + width > n_tokens / 2 and start > n_tokens / 4
-        ax.annotate(f"{width:,}", (start if at_left else start + width, row), xytext=(-3 if at_left else 3, 0),
-                    ha="right" if at_left else "left", va="center", textcoords="offset points")  # fmt: skip
+            ax.barh(row, width, left=start, height=0.6, color=colour, alpha=opacity)
+        ax.annotate(f"{width:,}", (start + width, row), xytext=(3, 0), va="center", textcoords="offset points")
     ax.axvline(resumed.found, color=palette.muted, linestyle="--", linewidth=0.8)
     ax.set_yticks(range(len(bars)), [name for name, *_ in bars])
-    ax.set(xlim=(0, n_tokens * 1.06), ylim=(len(bars) - 0.4, -0.6),
+    ax.set(xlim=(0, n_tokens * 1.1), ylim=(len(bars) - 0.4, -0.6),
            xlabel="position in the prompt, tokens; dashed: end of what the store knows")  # fmt: skip
     ax.tick_params(axis="y", length=0)
     ax.set_title(f"A resumed prompt of {n_tokens:,} tokens, {model}; windows: {resumed.windows}")
