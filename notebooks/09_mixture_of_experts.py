@@ -212,7 +212,8 @@ def teach(config, seed, bias_rate):
 
 def loss(model):
     """Held-out loss, the mean of both kinds of text."""
-    return sum(ds.evaluate(model, held_out[kind], length=64, batch_size=32, max_tokens=2_000).loss for kind in kinds) / 2
+    found = [ds.evaluate(model, held_out[kind], length=64, batch_size=32, max_tokens=2_000) for kind in kinds]
+    return sum(one.loss for one in found) / 2
 
 
 # %%
@@ -367,7 +368,8 @@ def bar(model, n, first="idlest"):
 
 lost = {name: {n: loss(bar(model, n)) - whole[name] for n in (4, 8, 12)}
         for name, model in (("without", without), ("with the rule", balanced))}  # fmt: skip
-ax = plot_curves({name: {0: 0.0, **by_n} for name, by_n in lost.items()}, xlabel="idlest experts taken away, of 16", ylabel="loss added, nats", model="the toy")
+curves = {name: {0: 0.0, **by_n} for name, by_n in lost.items()}
+ax = plot_curves(curves, xlabel="idlest experts taken away, of 16", ylabel="loss added, nats", model="the toy")
 busy = {name: loss(bar(model, 4, "busiest")) - whole[name]
         for name, model in (("without", without), ("with the rule", balanced))}  # fmt: skip
 for name in whole:
@@ -375,7 +377,7 @@ for name in whole:
 assert abs(lost["without"][4]) < 0.03 and busy["without"] > 2 * lost["without"][4]
 
 # %% [markdown]
-# Without the rule the idlest are dead weight: stored, and not missed; the work is the busiest four's. With it the idlest
+# Without the rule the idlest are dead weight: stored, and not missed; the busiest four do the work. With it the idlest
 # are missed too, here even more than the busiest. Mind the scale: the whole picture is a tenth of a nat.
 
 # %% [markdown]
@@ -393,9 +395,9 @@ ax = plot_loss_by_setting(by_count, setting="num_experts_per_tok", trained=2, mo
 assert by_count[16] > by_count[2] + 0.01
 
 # %% [markdown]
-# Higher, and gradually so. (One expert instead of two hardly matters.) Why? The additional experts may say something wrong. Or they only take weight from the two
-# best, which had all of it. We can tell the two apart: keep two experts alone, and turn *them* down to the part of the
-# weight that they have left among 16.
+# Higher, and gradually so. (One expert instead of two hardly matters.) Why? The additional experts may say something
+# wrong. Or they only take weight from the two best, which had all of it. We can tell the two apart: keep two experts
+# alone, and turn *them* down to the part of the weight that they have left among 16.
 
 # %%
 trace = ds.Trace("layers.*.ffn.weights")
