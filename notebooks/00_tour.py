@@ -34,6 +34,7 @@ from tinyds41.show.plan_plot import plot_layer_plan
 from tinyds41.show.run_plots import LossPoint, plot_expert_load, plot_loss, plot_selection
 from tinyds41.show.setting_plots import plot_loss_by_setting
 from tinyds41.train.corpus import Corpus, data_folder, documents
+from tinyds41.train.examples import example_record
 
 torch.set_num_threads(1)  # more would add in another order: not the same bits on every run
 
@@ -149,7 +150,7 @@ ax = plot_kv_bytes({name: kv_bytes(configs[name]) for name in ("toy", "flash")})
 # The loss is in *nats per token*: one nat less, and the right token has become e times (nearly three times) as likely.
 #
 # **Guess first:** knowing only how common each token is, one loses a little under 6 nats. How far below does the toy
-# come in a minute?
+# come in thirty steps?
 
 # %%
 tokenizer = ds.Tokenizer.load(data_folder())
@@ -160,17 +161,16 @@ model = ds.Model(toy, tokenizer=tokenizer, seed=0)
 print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(training):,} tokens to learn from")
 
 # %%
-STEPS, BATCH_SIZE, LENGTH = 125, 8, 128
-# Gentler than the default: so small a batch now and then throws a faster learner back.
-gentle = {"learning_rate": 1.5e-3, "warmup": 40}
-history = ds.train(model, training, steps=STEPS, seed=0, batch_size=BATCH_SIZE, length=LENGTH, **gentle)
+STEPS, BATCH_SIZE, LENGTH = 30, 8, 128
+quick = {"learning_rate": 4e-3, "warmup": 10}  # than the default: there are few steps
+history = ds.train(model, training, steps=STEPS, seed=0, batch_size=BATCH_SIZE, length=LENGTH, **quick)
 print(f"{STEPS} steps of {BATCH_SIZE} x {LENGTH} tokens: {len(history.losses) * history.tokens_per_step:,} tokens read")
 
 # %%
-quality = ds.evaluate(model, held_out, train=training, max_tokens=10_000)
+quality = ds.evaluate(model, held_out, train=training, max_tokens=4_000)
 print(f"held-out loss {quality.loss:.2f} nats per token; counting tokens alone {quality.unigram_loss:.2f}")
-assert 5.5 < quality.unigram_loss < 6.5 and quality.loss < quality.unigram_loss - 0.5
-assert abs(sum(history.losses[-20:]) / 20 - quality.loss) < 0.4  # hardly better on what it was trained on
+assert 5.5 < quality.unigram_loss < 6.5 and quality.loss < quality.unigram_loss - 0.1
+assert abs(sum(history.losses[-5:]) / 5 - quality.loss) < 0.5  # hardly better on what it was trained on
 points = [LossPoint(step, "train", loss) for step, loss in enumerate(history.losses, 1)]
 points += [LossPoint(STEPS, "held out", quality.loss), LossPoint(STEPS, "unigram", quality.unigram_loss)]
 ax = plot_loss(points, model="the toy", vocab_size=toy.vocab_size)
@@ -181,8 +181,17 @@ ax = plot_loss(points, model="the toy", vocab_size=toy.vocab_size)
 #
 # On another kind of processor sums are rounded in another order, and curve, text and losses come out a little
 # different. What we conclude from them is asserted with room for that.
-#
-# A minute is little. Let it write.
+
+# %% [markdown]
+# So short a training is little. The package brings the same toy, trained longer by the same `train`, on the Jargon File
+# (a dictionary of programmers' slang) too. From here on we use that one.
+
+# %%
+model, record = ds.example("text"), example_record("text")
+read, told = record["tokens"], record["held_out"]["loss"]
+print(f"{record['command']}\n{read:,} tokens read, {read // (STEPS * BATCH_SIZE * LENGTH)} times as many as above;"
+      f" loss on all of The Tempest {told:.2f} nats per token")
+assert model.config == toy and told < quality.loss - 0.5
 
 # %%
 text = ds.generate(model, "PROSPERO:\n", max_new_tokens=80, temperature=0.7, top_k=40, seed=0)
@@ -193,7 +202,7 @@ print("PROSPERO:\n" + text)
 #
 # ## What did each layer look at?
 #
-# We feed 256 tokens, twice what it was trained on, and watch the last one. A `Trace` keeps what we ask for by name, and
+# We feed 256 tokens, as many as it was trained on, and watch the last one. A `Trace` keeps what we ask for by name, and
 # nothing else.
 
 # %%
@@ -285,22 +294,23 @@ ax = plot_decode_work({name: cost.curve(contexts, name) for name in ACCOUNTINGS}
 # %%
 def loss(**changes):
     """Held-out loss of the trained toy under a changed config."""
-    return ds.evaluate(ds.variant(model, **changes), held_out, max_tokens=6_000).loss
+    return ds.evaluate(ds.variant(model, **changes), held_out, max_tokens=4_000).loss
 
 
-by_window = {window: loss(sliding_window=window) for window in (1, 2, 4, 8, 16, 32, 64, 128)}
+by_window = {window: loss(sliding_window=window) for window in (1, 4, 8, 16, 32, 64, 128)}
 trained = by_window[toy.sliding_window]
 ax = plot_loss_by_setting(by_window, setting="sliding_window", trained=toy.sliding_window, model="the toy")
 
 # %%
 for window, nats in by_window.items():
     print(f"window {window:3}  {round(nats - trained, 2) + 0:+.2f} nats per token")  # + 0: no minus before a zero
-assert by_window[4] > trained + 0.01  # a cut to an eighth hurts
-assert abs(by_window[16] - trained) < 0.02  # a cut to a half does not
-assert by_window[64] > trained + 0.005  # and more to read hurts
+assert by_window[4] > trained + 0.05  # a cut to an eighth hurts
+assert abs(by_window[16] - trained) < 0.04  # a cut to a half hardly does
+# More to read hurts more.
+assert by_window[64] > by_window[16] + 0.02 and by_window[64] > trained + 0.04
 
 # %% [markdown]
-# **The surprise:** half the window changes nothing, and *twice* the window hurts. More to read is no gift to a model
+# **The surprise:** half the window changes little, and *twice* the window hurts more. More to read is no gift to a model
 # that never learned to read it.
 #
 # What this does not show: that a toy *trained* with 64 would be worse. Nor why: attention now shares its weight among
@@ -323,13 +333,13 @@ change = {name: loss(**changes) - trained for name, changes in cuts.items()}
 for name, nats in change.items():
     print(f"{name:34} {round(nats, 2) + 0:+.2f} nats per token")
 assert abs(change["cache in floats, not 4 and 8 bits"]) < 0.01 and abs(change["1 entry chosen, not 16"]) < 0.02
-assert change["Engram switched off"] == max(change.values()) > 0.03
+assert change["Engram switched off"] == max(change.values()) > 0.2
 
 # %% [markdown]
 # **A hit:** rounding the cache costs nothing that we can see here.
 #
-# **A miss:** this proves less than it seems to. Choosing 1 entry instead of 16 costs hardly more, so after this minute
-# the toy hardly uses its far entries, and a rough copy of what is not used cannot hurt. The windows it does use; those
+# **A miss:** this proves less than it seems to. Choosing 1 entry instead of 16 costs nothing either, so this toy hardly
+# uses its far entries, and a rough copy of what is not used cannot hurt. The windows it does use; those
 # have 8 bits.
 #
 # **It hurts:** losing Engram, most of all. But a toy trained *without* it would have learned otherwise; to know what

@@ -146,7 +146,7 @@ assert sorted(weights) == [0, 3] and weights[3] < weights[0] and abs(sum(weights
 #
 # ## The toy
 #
-# Three layers of 16 routed experts, of which a token visits two. Attention here has sliding windows only: the lesson is
+# Two layers of 16 routed experts, of which a token visits two. Attention here has sliding windows only: the lesson is
 # about the other half of a layer. The toy reads two kinds of text: Shakespeare's plays, and the Jargon File, a
 # dictionary of programmers' slang.
 
@@ -155,10 +155,10 @@ tokenizer = ds.Tokenizer.load(data_folder())
 kinds = ("plays", "jargon")
 training = Corpus.from_texts(tokenizer, [text for kind in kinds for text in documents(kind, "train")])
 held_out = {kind: Corpus.from_texts(tokenizer, documents(kind, "held_out")) for kind in kinds}
-windows_only = {"compress_ratios": (0, 0, 0), "kv_source_layer_ids": (), "index_source_layer_ids": (),
+windows_only = {"compress_ratios": (0, 0), "kv_source_layer_ids": (), "index_source_layer_ids": (),
                 "candidate_source_layer_id": None, "num_nextn_predict_layers": 0,
                 "engram_layer_ids": (), "engram_num_embeddings": ()}  # fmt: skip
-toy = ds.Config.preset("toy", num_hidden_layers=3, hidden_size=64, n_routed_experts=16, moe_intermediate_size=32,
+toy = ds.Config.preset("toy", num_hidden_layers=2, hidden_size=64, n_routed_experts=16, moe_intermediate_size=32,
                        initializer_range=0.06, **windows_only)  # fmt: skip
 print(f"{toy.n_routed_experts} experts, {toy.num_experts_per_tok} visited; {len(training):,} tokens to learn from")
 
@@ -201,7 +201,7 @@ assert (BIAS_STEP, RATE) == (0.001, 0.01)
 # **Guess first:** which load does the busiest expert reach without the rule? And how much higher is the loss then?
 
 # %%
-common = {"batch_size": 8, "length": 128, "learning_rate": 6e-3, "balance_weight": 0.0, "record_every": 5}
+common = {"batch_size": 8, "length": 64, "learning_rate": 6e-3, "balance_weight": 0.0, "record_every": 5}
 
 
 def teach(config, seed, bias_rate):
@@ -212,7 +212,8 @@ def teach(config, seed, bias_rate):
 
 def loss(model):
     """Held-out loss, the mean of both kinds of text."""
-    return sum(ds.evaluate(model, held_out[kind], length=128, max_tokens=2_000).loss for kind in kinds) / 2
+    found = [ds.evaluate(model, held_out[kind], length=64, batch_size=32, max_tokens=2_000) for kind in kinds]
+    return sum(one.loss for one in found) / 2
 
 
 # %%
@@ -228,11 +229,12 @@ def busiest(history):
 curves = {"without": busiest(free_run), "with the rule": busiest(ruled_run)}
 ax = plot_curves(curves, xlabel="step", ylabel="load of the busiest expert", model="the toy", baseline=(1, "even"))
 last = [curve[max(curve)] for curve in curves.values()]
+print(f"the busiest load at the end: {last[0]:.1f} without, {last[1]:.1f} with the rule")
 assert last[0] > 5 and last[1] < 2.5
 
 # %% [markdown]
 # Within a few steps nearly all tokens of some layer visit the same expert: the experts *collapse*. Without the rule it
-# stays so. With it the load comes down only in the second half of the run: biases move slowly, and until they outgrow
+# stays so. With it the load comes down only late in the run: biases move slowly, and until they outgrow
 # the gaps between scores they change no choice. (Why tokens flock together so early we did not measure.)
 #
 # Here is every expert after training, on held-out text. Mind the two colour scales.
@@ -257,29 +259,24 @@ ax = plot_expert_load(expert_loads(watch(balanced), toy), model="the toy with th
 # %% [markdown]
 # ## What did it cost?
 #
-# Now the loss, in nats per token of held-out text. We train both toys with another seed too (other first weights, other
-# batches). And we train a toy with only *two* routed experts, which every token visits: the same work per token, an
-# eighth of the routed weights, nothing to balance.
+# Now the loss, in nats per token of held-out text. For comparison we train a toy with only *two* routed experts, which
+# every token visits: the same work per token, an eighth of the routed weights, nothing to balance. It is quick, so we
+# train it twice: its second seed (other first weights, other batches) shows what chance alone can do.
 
 # %%
 few = toy.replace(n_routed_experts=2)
-losses = {"without the rule": (loss(without), loss(teach(toy, 1, 0)[0])),
-          "with the rule": (loss(balanced), loss(teach(toy, 1, RATE)[0])),
-          "two experts": tuple(loss(teach(few, seed, 0)[0]) for seed in (0, 1))}  # fmt: skip
-for name, by_seed in losses.items():
-    print(f"{name:17} seed 0 {by_seed[0]:.3f}, seed 1 {by_seed[1]:.3f}")
-for name in ("without the rule", "two experts"):
-    gaps = [mine - ruled for mine, ruled in zip(losses[name], losses["with the rule"], strict=True)]
-    print(f"{name:17} minus with the rule: {gaps[0]:+.3f}, {gaps[1]:+.3f}")
-    assert all(abs(gap) < 0.25 for gap in gaps)
+whole = {"without": loss(without), "with the rule": loss(balanced)}
+losses = {**whole, **{f"two experts, seed {seed}": loss(teach(few, seed, 0)[0]) for seed in (0, 1)}}
+for name, found in losses.items():
+    print(f"{name:19} {found:.3f}, {found - whole['with the rule']:+.3f}")
+assert max(losses.values()) - min(losses.values()) < 0.2
 
 # %% [markdown]
-# **The surprise.** Most experts idle, and the loss hardly tells. With 16 experts, another seed moves it more than the
-# rule does, and two seeds cannot say which is better.
+# **The surprise.** Most experts idle, and the loss hardly tells: all four are within a few hundredths of a nat, and so
+# far apart are two toys that differ by their seed alone. Which rule is better, these numbers cannot say.
 #
-# Nor can they say that 16 experts beat two: with one seed they do, with the other they do not. After so few tokens the
-# other 14 bring nothing that stands out from the seeds. That would explain why it costs little when they collapse; it
-# does not prove it.
+# Nor can they say that 16 experts beat two. After so few tokens the other 14 bring nothing that stands out from the
+# seeds. That would explain why it costs little when they collapse; it does not prove it.
 
 # %%
 read = STEPS * common["batch_size"] * common["length"]
@@ -288,7 +285,7 @@ print(f"{read:,} tokens read; routed weights {16 * weights:,}, in the toy with t
       f" {16 - 2} experts of a layer are what it lacks")
 
 # %% [markdown]
-# What this does not show: that collapse is harmless. The toy with the rule was uneven itself for half of its short run.
+# What this does not show: that collapse is harmless. The toy with the rule was uneven itself for most of its short run.
 # And a model with more to learn than two experts can hold may well miss the others. We did not measure that.
 #
 # ## What balance is for
@@ -299,7 +296,7 @@ print(f"{read:,} tokens read; routed weights {16 * weights:,}, in the toy with t
 # %%
 def loads(model, ids=ids):
     """The load of each expert: layers by experts."""
-    visits = torch.tensor([row.tokens for row in expert_loads(watch(model, ids), model.config)]).float().view(3, -1)
+    visits = torch.tensor([row.tokens for row in expert_loads(watch(model, ids), model.config)]).float().view(2, -1)
     return visits / visits.mean(-1, keepdim=True)
 
 
@@ -339,7 +336,7 @@ def overlap(model, layer, same_token, same_kind, ids=ids[::2]):
     return ((visits @ visits.T)[pairs] / 2).mean().item()
 
 
-for layer in range(3):
+for layer in range(2):
     word, topic = (overlap(balanced, layer, *which) for which in ((True, False), (False, True)))
     print(f"layer {layer}: same token, other kind {word:.2f}; other token, same kind {topic:.2f}; chance {2 / 16}")
     assert word > 0.4 > 0.3 > topic
@@ -349,7 +346,7 @@ for layer in range(3):
 # a token keeps most of its experts from a play to a dictionary, and two different tokens of one kind of text share
 # hardly more than by chance.
 #
-# Ours are three layers and two kinds of English. Whether experts of a large model know topics, this cannot say.
+# Ours are two layers and two kinds of English. Whether experts of a large model know topics, this cannot say.
 
 # %% [markdown]
 # ## What is one expert worth?
@@ -369,10 +366,10 @@ def bar(model, n, first="idlest"):
     return other
 
 
-whole = {"without": loss(without), "with the rule": loss(balanced)}
-lost = {name: {n: loss(bar(model, n)) - whole[name] for n in (0, 4, 8, 12)}
+lost = {name: {n: loss(bar(model, n)) - whole[name] for n in (4, 8, 12)}
         for name, model in (("without", without), ("with the rule", balanced))}  # fmt: skip
-ax = plot_curves(lost, xlabel="idlest experts taken away, of 16", ylabel="loss added, nats", model="the toy")
+curves = {name: {0: 0.0, **by_n} for name, by_n in lost.items()}
+ax = plot_curves(curves, xlabel="idlest experts taken away, of 16", ylabel="loss added, nats", model="the toy")
 busy = {name: loss(bar(model, 4, "busiest")) - whole[name]
         for name, model in (("without", without), ("with the rule", balanced))}  # fmt: skip
 for name in whole:
@@ -380,8 +377,8 @@ for name in whole:
 assert abs(lost["without"][4]) < 0.03 and busy["without"] > 2 * lost["without"][4]
 
 # %% [markdown]
-# Without the rule the idlest are dead weight: stored, and hardly missed. With it every expert does a part, and idle or
-# busy makes less difference. Mind the scale: the whole picture is a tenth of a nat.
+# Without the rule the idlest are dead weight: stored, and not missed; the busiest four do the work. With it the idlest
+# are missed too, here even more than the busiest. Mind the scale: the whole picture is a tenth of a nat.
 
 # %% [markdown]
 # ## Turn the knob
@@ -395,18 +392,18 @@ assert abs(lost["without"][4]) < 0.03 and busy["without"] > 2 * lost["without"][
 counts = (1, 2, 4, 8, 16)
 by_count = {n: loss(ds.variant(balanced, num_experts_per_tok=n)) for n in counts}
 ax = plot_loss_by_setting(by_count, setting="num_experts_per_tok", trained=2, model="the balanced toy")
-assert by_count[16] > by_count[2] < by_count[1]
+assert by_count[16] > by_count[2] + 0.01
 
 # %% [markdown]
-# Higher, and gradually so. Why? The additional experts may say something wrong. Or they only take weight from the two
-# best, which had all of it. We can tell the two apart: keep two experts alone, and turn *them* down to the part of the
-# weight that they have left among 16.
+# Higher, and gradually so. (One expert instead of two hardly matters.) Why? The additional experts may say something
+# wrong. Or they only take weight from the two best, which had all of it. We can tell the two apart: keep two experts
+# alone, and turn *them* down to the part of the weight that they have left among 16.
 
 # %%
 trace = ds.Trace("layers.*.ffn.weights")
 with torch.no_grad():
     ds.variant(balanced, num_experts_per_tok=16)(ids, trace=trace)
-weights = torch.cat([trace[f"layers.{layer}.ffn.weights"].flatten(0, 1) for layer in range(3)])
+weights = torch.cat([trace[f"layers.{layer}.ffn.weights"].flatten(0, 1) for layer in range(2)])
 part = (weights.topk(2).values.sum(-1) / 1.5).mean().item()
 quiet = loss(ds.variant(balanced, routed_scaling_factor=1.5 * part))
 print(f"of 16 experts the two best hold {part:.2f} of the weight")
@@ -414,7 +411,7 @@ print(f"loss with two {by_count[2]:.3f}; with 16 {by_count[16]:.3f}; with two, t
 assert quiet - by_count[2] > 0.5 * (by_count[16] - by_count[2])
 
 # %% [markdown]
-# Mostly the second reason: two experts turned down lose nearly as much as 16 do. The other 14 together add little,
+# Mostly the second reason: two experts turned down lose most of what 16 lose. The other 14 together add little,
 # neither sense nor nonsense.
 #
 # The curve does not show a toy *trained* with more experts per token; that one may learn to share.
@@ -446,8 +443,8 @@ print("\n".join(f"{name:22} {added:+.3f} nats" for name, added in hurt.items()))
 assert min(hurt.values()) > 0.02
 
 # %% [markdown]
-# **It hurts.** The one shared expert, a seventeenth of the experts' weights, is worth at least about as much here as
-# all 16 routed ones together. And experts that get each other's tokens are about as bad as none.
+# **It hurts.** The one shared expert, a seventeenth of the experts' weights, is worth more here than all 16 routed
+# ones together. And experts that get each other's tokens are about as bad as none.
 #
 # **A miss.** "A pushed expert must not shout louder": what that rule does we have seen, that it helps we cannot show.
 # Let us break it, and weigh with the bias too, in the trained toy:
@@ -571,7 +568,7 @@ assert refuses(check_moved, lambda bias, loads, rate: stepped(bias, loads, -rate
 #
 # - A token visits 6 of 384 routed experts and the shared one. They are chosen with a bias and weighed without it.
 # - The rule moves a bias by a fixed amount against the load. Without it few experts did most of the work; the toy's
-#   loss hardly told. Nor did two seeds show that 16 experts beat two.
+#   loss hardly told. Nor did it show that 16 experts beat two.
 # - Balance decides how long processors wait for the busiest one.
 # - The toy's experts follow the token, not the kind of text.
 
@@ -584,6 +581,6 @@ assert refuses(check_moved, lambda bias, loads, rate: stepped(bias, loads, -rate
 #
 # 1. 骨干网络有 552B 参数，其中 98.6% 是路由专家；每个词元只用到 16.13B。
 # 2. 选专家时加上偏置，算权重时不加；均衡规则每步只把偏置移动一个固定的小量。
-# 3. 不用均衡规则，少数专家几乎包办一切；玩具模型的损失却几乎不变，两个种子也看不出十六个专家比两个好。
+# 3. 不用均衡规则，少数专家几乎包办一切；玩具模型的损失却几乎不变，也看不出十六个专家比两个好。
 # 4. 均衡首先是为了硬件：一层的时间由最忙的专家决定。
 # 5. 这里的专家按词元分工，而不是按文本种类；训练后让每个词元访问更多专家，损失反而上升。

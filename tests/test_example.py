@@ -1,4 +1,4 @@
-"""The shipped example: small, as its manifest says, loads with its tokenizer, and has learned to read plays."""
+"""The shipped examples: small, as the manifest says, load, and have learned plays or their task."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from safetensors import safe_open
 import tinyds41 as ds
 from tinyds41.train import corpus, examples, make_example
 from tinyds41.train.corpus import Corpus, data_folder, documents, manifest, verify
-from tinyds41.train.examples import EXAMPLES, RECORD, command, example_folder
+from tinyds41.train.examples import EXAMPLES, RECORD, command, example_folder, example_record
 from tinyds41.train.fit_tokenizer import TRAINED_ON
+from tinyds41.train.task_examples import recipe
+from tinyds41.train.tasks import answers
 from tinyds41.train.trainer import History
 
 MOST_BYTES = 4_000_000
+TASKS = [name for name in EXAMPLES if name != "text"]
 
 
 @pytest.fixture(scope="module")
 def model():
     torch.set_num_threads(1)
     return ds.example("text")
-
-
-def record():
-    return json.loads((example_folder("text") / RECORD).read_text("utf-8"))
 
 
 def test_it_loads_with_its_tokenizer_and_can_be_trained_on(model):
@@ -49,15 +48,17 @@ def test_it_beats_counting_words_by_more_than_a_nat_on_a_play_it_never_saw(model
     found = ds.evaluate(model, held_out, train=training, max_tokens=2_000)
     assert found.loss < found.unigram_loss - 1
     # The record is of all 43,001 tokens, this of the first 2,048: other scenes differ by a few tenths.
-    assert found.loss == pytest.approx(record()["held_out"]["loss"], abs=0.4)
+    assert found.loss == pytest.approx(example_record("text")["held_out"]["loss"], abs=0.4)
 
 
-def test_its_files_are_small_and_those_of_the_manifest():
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_its_files_are_small_and_those_of_the_manifest(name):
     verify()
-    listed = {name: entry for name, entry in manifest().items() if name.startswith("examples/text/")}
-    files = example_folder("text").iterdir()
+    listed = {file: entry for file, entry in manifest().items() if file.startswith(f"examples/{name}/")}
+    files = example_folder(name).iterdir()
     found = {file.relative_to(data_folder()).as_posix(): file.stat().st_size for file in files}
-    assert {name: entry["bytes"] for name, entry in listed.items()} == found
+    assert {file: entry["bytes"] for file, entry in listed.items()} == found
+    assert {entry["source"] for entry in listed.values()} == {command(name)}
     assert sum(found.values()) <= MOST_BYTES
 
 
@@ -83,13 +84,32 @@ def test_its_weights_are_in_the_released_formats():
 
 
 def test_its_record_holds_the_command_and_what_it_measured():
-    found = record()
+    found = example_record("text")
     assert found["command"] == command("text", found["steps"])
     assert found["command"] == "python -m tinyds41.train.make_example text --steps 300 --out data/examples/text"
     assert found["name"] == "text" and found["tokens"] == found["steps"] * 8 * 256 and found["date"] >= "2026-11-30"
     held_out = found["held_out"]
     assert abs(held_out["loss"] - held_out["loss_before_rounding"]) < 0.01  # what FP8 and FP4 weights cost
     assert held_out["loss"] < held_out["unigram_loss"] - 1.5
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_toy_of_a_task_is_what_its_recipe_says_and_has_learned_the_task(name):
+    torch.set_num_threads(1)
+    model, chosen, found = ds.example(name), recipe(name), example_record(name)
+    assert model.config == chosen.config and model.tokenizer is None
+    assert found["command"] == command(name) and found["trained_on"] == str(chosen.taught)
+    assert found["steps"] == EXAMPLES[name] == len(found["losses"]) and found["losses"][0] > 3 > 1 > found["losses"][-1]
+    assert found["tokens"] == found["steps"] * chosen.training["batch_size"] * chosen.training["length"]
+    right = answers(model, chosen.taught, length=chosen.training["length"], n_rows=25).accuracy
+    assert right > 0.85 and right == pytest.approx(found["right"]["share"], abs=0.06)  # a quarter of the rows
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_toy_of_a_task_is_stored_in_float32_so_that_training_can_go_on(name):
+    (shard,) = example_folder(name).glob("*.safetensors")
+    with safe_open(shard, "pt") as file:
+        assert {file.get_tensor(key).dtype for key in file.keys()} == {torch.float32}  # noqa: SIM118
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones():
@@ -140,19 +160,40 @@ def test_the_command_replaces_an_example_and_keeps_the_folder_verified(made, cap
     assert printed["held_out"]["loss"] != printed["held_out"]["loss_before_rounding"]
 
 
+def test_a_toy_of_a_task_is_made_bit_for_bit(made, capsys):
+    out = made / "examples" / "facts"
+    make_example.main(["facts", "--steps", "2", "--seed", "3", "--out", str(out)])
+    verify(made)
+    printed, chosen = json.loads(capsys.readouterr().out), recipe("facts")
+    assert printed == example_record("facts") and len(printed["losses"]) == printed["steps"] == 2
+    assert printed["right"]["questions"] == printed["right"]["rows"] * chosen.taught.n_facts
+    again = ds.Model(chosen.config, seed=3)
+    ds.train(again, chosen.taught, steps=2, seed=3, progress=False, **chosen.training)
+    stored = ds.example("facts").state_dict()
+    assert all(torch.equal(stored[key], tensor) for key, tensor in again.state_dict().items())
+
+
+def test_without_steps_the_shipped_number_is_trained(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(make_example, "make", lambda name, steps, out, seed: asked.append(steps) or {})
+    make_example.main(["needle", "--out", str(tmp_path / "out")])
+    assert asked == [EXAMPLES["needle"]]
+
+
 def test_a_folder_with_something_else_is_refused_before_training(tmp_path):
     (tmp_path / "note.txt").write_text("mine")
     with pytest.raises(FileExistsError, match=r"holds note\.txt, which is no part of an example: nothing was trained"):
         make_example.make("text", 1, tmp_path)
 
 
-def test_an_interrupted_training_stores_nothing(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["text", "needle"])
+def test_an_interrupted_training_stores_nothing(name, tmp_path, monkeypatch):
     def interrupted(model, training, **options):
         return History(losses=[1.0], interrupted=True)
 
     monkeypatch.setattr(make_example, "train", interrupted)
     with pytest.raises(KeyboardInterrupt, match="after 1 of 9 steps"):
-        make_example.make("text", 9, tmp_path / "out")
+        make_example.make(name, 9, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from tinyds41.checkpoint.layout import is_model_folder
 from tinyds41.checkpoint.read import load
 from tinyds41.model.transformer import Model
 from tinyds41.train.corpus import data_folder
 
-EXAMPLES = ("text",)
+EXAMPLES = {"text": 300, "needle": 260, "choosers": 190, "facts": 180}  # and the steps that each was trained
 FOLDER = "examples"  # inside the data folder
 RECORD = "example.json"  # beside the model's files: the command that made it, and what it measured
 
 
 def example(name: str) -> Model:
-    """A trained toy with its tokenizer: `example("text")` has read plays and jargon for some minutes.
+    """A trained toy: `example("text")` has read plays and jargon for some minutes, and has its tokenizer.
 
-    Its weights are in the released FP8 and FP4 formats on disk, and float32 once loaded.
+    Its weights are in the released FP8 and FP4 formats on disk, and float32 once loaded. The others have learned a
+    made-up task's beginning and have no tokenizer: needle (lesson 05), choosers (lesson 04) and facts (lesson 10).
     Raises: ValueError for an unknown name, naming those there are; FileNotFoundError when its files are not there.
     """
     return load(example_folder(name))
@@ -33,14 +36,20 @@ def example_folder(name: str) -> Path:
     return folder
 
 
+def example_record(name: str) -> dict[str, Any]:
+    """How an example was made: the command, the date, what was measured. Raises: as `example`."""
+    return json.loads((example_folder(name) / RECORD).read_text(encoding="utf-8"))
+
+
 def require_known(name: str) -> None:
     """Raises: ValueError naming the examples there are."""
     if name not in EXAMPLES:
         raise ValueError(f"no example {name!r}: the examples are {', '.join(EXAMPLES)}")
 
 
-def command(name: str, steps: int = 300, seed: int = 0, out: Path | None = None) -> str:
+def command(name: str, steps: int | None = None, seed: int = 0, out: Path | None = None) -> str:
     """What makes an example, to be typed at the root of a checkout."""
+    steps = EXAMPLES[name] if steps is None else steps
     chosen = f" --seed {seed}" if seed else ""
     folder = Path("data", FOLDER, name) if out is None else out
     return f"python -m tinyds41.train.make_example {name} --steps {steps}{chosen} --out {folder.as_posix()}"

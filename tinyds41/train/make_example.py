@@ -1,9 +1,11 @@
-"""Trains a shipped example on one thread and stores it in the released formats, with a record of how it was made.
+"""Trains a shipped example on one thread and stores it with a record of how it was made.
 
     python -m tinyds41.train.make_example text --steps 300 --out data/examples/text
 
-The record holds the held-out loss before and after the weights were rounded to FP8 and FP4. Inside the shipped data
-folder the checksums of the manifest follow.
+The text's toy is stored in the released formats; its record holds the held-out loss before and after the weights were
+rounded to FP8 and FP4. The toys of tasks are stored in float32, bit for bit, for lessons go on training them; their
+record holds the training losses and the share of right answers. Inside the shipped data folder the checksums of the
+manifest follow.
 """
 
 from __future__ import annotations
@@ -28,10 +30,12 @@ from tinyds41.train.corpus import Corpus, data_folder, documents
 from tinyds41.train.evaluate import evaluate
 from tinyds41.train.examples import EXAMPLES, RECORD, command
 from tinyds41.train.fit_tokenizer import TRAINED_ON, enter_in_manifest
-from tinyds41.train.trainer import train
+from tinyds41.train.task_examples import recipe
+from tinyds41.train.tasks import answers
+from tinyds41.train.trainer import History, train
 
 HELD_OUT = "plays"
-STEPS = 300
+ASKED = 100  # rows of a task
 
 
 def make(name: str, steps: int, out: Path, *, seed: int = 0, max_tokens: int | None = None) -> dict[str, Any]:
@@ -41,26 +45,56 @@ def make(name: str, steps: int, out: Path, *, seed: int = 0, max_tokens: int | N
     Raises: FileExistsError before any training when the folder holds what no example has.
     """
     require_free(out)
+    made = make_text(steps, out, seed, max_tokens) if name == "text" else make_task(name, steps, out, seed)
+    history, trained_on, measured = made
+    record = {
+        "name": name, "command": command(name, steps, seed, out), "date": datetime.date.today().isoformat(),
+        "trained_on": trained_on, "steps": history.step, "tokens": history.step * history.tokens_per_step,
+        "threads": torch.get_num_threads(), "torch": torch.__version__, **measured,
+    }  # fmt: skip
+    (out / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return record
+
+
+Made = tuple[History, Any, dict[str, Any]]  # how it went, what it read, what it then could
+
+
+def make_text(steps: int, out: Path, seed: int, max_tokens: int | None) -> Made:
+    """The toy of plays and jargon, in the released formats."""
     tokenizer = Tokenizer.load(data_folder())
     training = Corpus.from_texts(tokenizer, [text for source in TRAINED_ON for text in documents(source)])
     held_out = Corpus.from_texts(tokenizer, documents(HELD_OUT, "held_out"))
     config = Config.preset("toy", engram_compressed_vocab_size=tokenizer.compressed_vocab_size)
     model = Model(config, tokenizer=tokenizer, seed=seed)
     history = train(model, training, steps=steps, seed=seed)
-    if history.interrupted:
-        raise KeyboardInterrupt(f"after {history.step} of {steps} steps: {out} is as it was")
+    require_complete(history, steps, out)
     before = evaluate(model, held_out, train=training, max_tokens=max_tokens)
     store(model, out)
     after = evaluate(load(out), held_out, max_tokens=max_tokens)
-    record = {
-        "name": name, "command": command(name, steps, seed, out), "date": datetime.date.today().isoformat(),
-        "trained_on": list(TRAINED_ON), "steps": history.step, "tokens": history.step * history.tokens_per_step,
-        "threads": torch.get_num_threads(), "torch": torch.__version__,
-        "held_out": {"text": HELD_OUT, "tokens": after.n_tokens, "loss": round(after.loss, 4),
-                     "loss_before_rounding": round(before.loss, 4), "unigram_loss": round(before.unigram_loss or 0, 4)},
+    held_out_record = {
+        "text": HELD_OUT, "tokens": after.n_tokens, "loss": round(after.loss, 4),
+        "loss_before_rounding": round(before.loss, 4), "unigram_loss": round(before.unigram_loss or 0, 4),
     }  # fmt: skip
-    (out / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    return record
+    return history, list(TRAINED_ON), {"held_out": held_out_record}
+
+
+def make_task(name: str, steps: int, out: Path, seed: int) -> Made:
+    """The toy of a task, bit for bit, and which part of other rows' questions it answers right."""
+    chosen = recipe(name)
+    model = Model(chosen.config, seed=seed)
+    history = train(model, chosen.taught, steps=steps, seed=seed, **chosen.training)
+    require_complete(history, steps, out)
+    (out / RECORD).unlink(missing_ok=True)  # `save` refuses a folder with anything that it does not know
+    save(model, out)
+    found = answers(load(out), chosen.taught, length=chosen.training["length"], n_rows=ASKED)
+    right = {"rows": ASKED, "questions": found.right.numel(), "share": round(found.accuracy, 4)}
+    return history, str(chosen.taught), {"right": right, "losses": [round(loss, 4) for loss in history.losses]}
+
+
+def require_complete(history: History, steps: int, out: Path) -> None:
+    """Raises: KeyboardInterrupt for a training that was stopped."""
+    if history.interrupted:
+        raise KeyboardInterrupt(f"after {history.step} of {steps} steps: {out} is as it was")
 
 
 def require_free(out: Path) -> None:
@@ -86,12 +120,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tinyds41.train.make_example",
                                      description="Train a shipped example on one thread.")  # fmt: skip
     parser.add_argument("name", choices=EXAMPLES)
-    parser.add_argument("--steps", type=int, default=STEPS, help="of 8 x 256 tokens (default %(default)s)")
+    parser.add_argument("--steps", type=int, help="those of the shipped example by default")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="folder of the model and its record")
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    record = make(args.name, args.steps, args.out, seed=args.seed)
+    record = make(args.name, args.steps or EXAMPLES[args.name], args.out, seed=args.seed)
     print(json.dumps(record, indent=1))
     if data_folder() in args.out.resolve().parents:
         enter_in_manifest(data_folder(), sorted(args.out.resolve().iterdir()), record["command"])
