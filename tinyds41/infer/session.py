@@ -110,8 +110,9 @@ class Session:
         """Encoder chunk by chunk, decoder on the last n_last columns; returns the state of the very last."""
         assert n_last is not None
         carry: Carry | None = None
-        for part, part_pads in pieces(ids, pads, chunk):
-            ctx = cache.tokens(part.shape[1], part_pads, counters=self.counters)
+        parts = list(pieces(ids, pads, chunk))
+        for (part, part_pads), following in zip(parts, [*parts[1:], None], strict=True):
+            ctx = cache.tokens(part.shape[1], part_pads, counters=self.counters, following=following)
             encoded = self.model.encode(part, ctx)
             cache.advance(part.shape[1], part_pads)
             if n_last == ids.shape[1]:
