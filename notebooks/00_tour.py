@@ -310,8 +310,8 @@ assert abs(by_window[16] - trained) < 0.04  # a cut to a half hardly does
 assert by_window[64] > by_window[16] + 0.02 and by_window[64] > trained + 0.04
 
 # %% [markdown]
-# **The surprise:** half the window changes little, and *twice* the window hurts more. More to read is no gift to a model
-# that never learned to read it.
+# **The surprise:** half the window changes little, and *twice* the window hurts more. More to read is no gift to a
+# model that never learned to read it.
 #
 # What this does not show: that a toy *trained* with 64 would be worse. Nor why: attention now shares its weight among
 # more rows, and meets distances that it never trained on. This curve cannot tell the two apart.

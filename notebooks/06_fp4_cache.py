@@ -548,7 +548,7 @@ assert refuses(check_decode, lambda packed: unpack(packed)[::-1])
 # - Fewer bytes are not fewer seconds by themselves.
 #
 # [Technical report](https://arxiv.org/abs/2609.19969): §2.3. Before it: **lesson 00**, the tour. Next:
-# **lesson 08**, hyper-connections.
+# **lesson 07**, store or recompute.
 
 # %% [markdown]
 # ## 中文小结

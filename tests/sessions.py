@@ -64,7 +64,7 @@ def feed(cache: Cache, ids: Tensor, pads: list[int] | None = None) -> tuple[Toke
             latent = c[:, :, 0] if z is None else c[:, :, 0] + z[:, :, -1]
             ctx.add_entries(layer.layer, latent, -latent)
         windows[layer.layer] = ctx.add_window(layer.layer, rows)
-    cache.advance(ids.shape[1], pads)
+    cache.advance(ids, pads)
     return ctx, windows
 
 

@@ -127,7 +127,7 @@ def test_groups_come_when_their_last_token_does(m):
             ctx.add_entries(1, c[:, :, 0], c[:, :, 0])
             assert ctx.entries(1).last[0].tolist() == [(p + 1) // m for p in range(position, stop)]
             assert not ctx.entries(1).first.any()
-            cache.advance(part.shape[1])
+            cache.advance(part)
             position = stop
 
 
@@ -143,7 +143,7 @@ def test_engram_looks_back_across_pieces():
         cache, found = Cache(SHORT, batch=2), []
         for part in ids.split(sizes, 1):
             found.append(cache.tokens(part.shape[1]).look_back(part, 4))
-            cache.advance(part.shape[1])
+            cache.advance(part)
         assert torch.equal(torch.cat(found, 1), expected)
 
 

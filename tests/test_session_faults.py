@@ -12,7 +12,9 @@ from tinyds41.infer.cache import Cache
 from tinyds41.infer.generate import generate_ids
 from tinyds41.infer.session import Session
 from tinyds41.infer.stores import SplitRows
+from tinyds41.infer.tiered_store import TieredStore
 from tinyds41.model.norm import RMSNorm
+from tinyds41.model.transformer import Model
 from tinyds41.ops import score_and_select
 from tinyds41.trace import Trace
 
@@ -169,3 +171,37 @@ def test_stop_ids_may_be_any_iterable_of_numbers(model):
 def test_the_limit_of_positions_counts_tokens_not_padding(model):
     ids, mask = random_ids(2, 250), torch.arange(250).expand(2, 250) < 3
     assert [len(row) for row in generate_ids(model, ids, mask=mask, max_new_tokens=8)] == [8, 8]
+
+
+@pytest.mark.parametrize("ids", [None, "abc", [[1, 2], [3]], {"a": 1}, [None], [10**30]])
+def test_what_is_no_array_of_whole_numbers_is_named(model, ids):
+    session = Session(model)
+    with pytest.raises(ValueError, match=r"ids are .+: expected whole numbers in rows of equal length"):
+        session.prefill(ids)
+    session.prefill([5, 6, 7])
+    for call in (session.decode, session.extend):
+        with pytest.raises(ValueError, match="expected whole numbers"):
+            call(ids)
+    assert session.lengths == [3]
+
+
+@pytest.mark.parametrize(("call", "reason"), [
+    (lambda model: Session(model.config), "needs a Model, not a Config"),
+    (lambda model: Session(model, rollback=1.5), "float"),
+    (lambda model: Cache(model), "needs a Config and a floating dtype, not Model"),
+    (lambda model: Cache(model.config, dtype=torch.int64), "not Config and torch.int64"),
+    (lambda model: started(model).reorder(["a"]), "str"),
+    (lambda model: started(model).decode(5, trace="layers.0"), "trace is a str"),
+    (lambda model: started(model).save(None), "store and namespace are NoneType and str"),
+    (lambda model: Session(model).resume([5], None), "store and namespace are NoneType and str"),
+    (lambda model: TieredStore("nowhere", model.config), "needs a Model, not a Config"),
+])  # fmt: skip
+def test_an_argument_of_another_type_is_named(model, call, reason):
+    with pytest.raises(TypeError, match=reason):
+        call(model)
+
+
+def started(model: Model) -> Session:
+    session = Session(model)
+    session.prefill([5, 6, 7])
+    return session

@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # editors and type checkers see the names at once
     from tinyds41.infer.cache import Cache
     from tinyds41.infer.generate import generate
     from tinyds41.infer.session import Session
+    from tinyds41.infer.tiered_store import TieredStore
     from tinyds41.model.transformer import Model
     from tinyds41.model.variant import variant
     from tinyds41.ops import Ops
@@ -31,6 +32,7 @@ _HOMES = {
     "Ops": "tinyds41.ops",
     "Plan": "tinyds41.plan",
     "Session": "tinyds41.infer.session",
+    "TieredStore": "tinyds41.infer.tiered_store",
     "Tokenizer": "tinyds41.tokenizer",
     "Trace": "tinyds41.trace",
     "evaluate": "tinyds41.train.evaluate",
@@ -50,6 +52,7 @@ __all__ = [
     "Ops",
     "Plan",
     "Session",
+    "TieredStore",
     "Tokenizer",
     "Trace",
     "evaluate",

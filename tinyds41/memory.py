@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:  # what asks for host memory alone starts without torch
+    import torch
+
+CONTROL_GROUP = Path("/sys/fs/cgroup")  # of a container, on systems that have them
 
 
 def require_device(name: torch.device | str) -> torch.device:
     """Raises: ValueError naming a device that torch does not know or does not have."""
+    import torch
+
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -21,8 +27,16 @@ def require_device(name: torch.device | str) -> torch.device:
 def available_bytes(device: torch.device) -> int | None:
     """Free memory of a device in bytes; None where the system does not tell."""
     if device.type == "cuda":
+        import torch
+
         return torch.cuda.mem_get_info(device)[0]
     limits = [value for value in (_system_available(), _container_available()) if value is not None]
+    return min(limits, default=None)
+
+
+def total_bytes() -> int | None:
+    """Host memory of the machine, or of the container it runs in; None where the system does not tell."""
+    limits = [value for value in (_physical(), _container_limit()) if value is not None]
     return min(limits, default=None)
 
 
@@ -40,7 +54,11 @@ def _system_available() -> int | None:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
-    try:  # no /proc: physical memory is the best bound there is
+    return _physical()  # no /proc: the best bound there is
+
+
+def _physical() -> int | None:
+    try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return None
@@ -48,10 +66,16 @@ def _system_available() -> int | None:
 
 def _container_available() -> int | None:
     """What a control group leaves, on systems that have them."""
-    root = Path("/sys/fs/cgroup")
+    limit = _container_limit()
     try:
-        limit = (root / "memory.max").read_text().strip()
-        used = int((root / "memory.current").read_text())
+        return None if limit is None else max(0, limit - int((CONTROL_GROUP / "memory.current").read_text()))
     except (OSError, ValueError):
         return None
-    return None if limit == "max" else max(0, int(limit) - used)
+
+
+def _container_limit() -> int | None:
+    try:
+        limit = (CONTROL_GROUP / "memory.max").read_text().strip()
+        return None if limit == "max" else int(limit)
+    except (OSError, ValueError):
+        return None

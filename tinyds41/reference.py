@@ -58,6 +58,9 @@ def attention(config: Config, plan: LayerPlan, x: Tensor, w: Get, record: Record
     kv_BTC = cached(config, formats.WINDOW, kv_BTC)
     age_ST = positions[:, None] - positions
     allowed_BST = ((age_ST >= 0) & (age_ST < config.sliding_window)).expand(batch, -1, -1)
+    cut = record.get(f"layers.{plan.layer}.window_start", 0)
+    # Queries from the cut on see no row before it.
+    allowed_BST = allowed_BST & ((positions[:, None] < cut) | (positions >= cut))
     if plan.writes_globals:
         write_globals(config, plan, x, w, record)
     if plan.selects:
@@ -82,8 +85,11 @@ def write_globals(config: Config, plan: LayerPlan, x: Tensor, w: Get, record: Re
     first = torch.arange(latent_BTC.shape[1], device=x.device) * ratio
     # The key is taken from the latent before its rotation, then rotates itself.
     key_BTJ = rms_norm(latent_BTC @ w("attn.indexer.wk.weight").T, w("attn.indexer.k_norm.weight"), eps)
-    record[f"layers.{plan.layer}.entries"] = cached(config, formats.GLOBAL, rotate(latent_BTC, first, freq))
-    record[f"layers.{plan.layer}.keys"] = cached(config, formats.INDEX, rotate(key_BTJ, first, freq))
+    made = {"entries": cached(config, formats.GLOBAL, rotate(latent_BTC, first, freq)),
+            "keys": cached(config, formats.INDEX, rotate(key_BTJ, first, freq))}  # fmt: skip
+    for name, rows in made.items():
+        stored = record.get(f"layers.{plan.layer}.stored_{name}", rows[:, :0])
+        record[f"layers.{plan.layer}.{name}"] = torch.cat((stored, rows[:, stored.shape[1] :]), 1)
 
 
 def select_entries(config: Config, plan: LayerPlan, x: Tensor, latent: Tensor, w: Get, record: Record) -> None:
@@ -189,7 +195,9 @@ def forward(
 
     `weights`: released names, float32 or float64. `documents`: a run of equal ids in a row is one document, a negative
     id is padding; None = each row is one. `token_map`: token id to compressed id, None = identity (spec 9.1).
-    `record` is filled with intermediates: `layers.N.` + streams (behind Engram), entries, keys, index_scores,
+    `record` may name what bounded replay (spec 6) puts into a layer, `layers.N.` + window_start, a position from which
+    on no query looks behind it, stored_entries and stored_keys, which stand for the first ones; without `documents`.
+    It is filled with intermediates: `layers.N.` + streams (behind Engram), entries, keys, index_scores,
     selection, pool, experts, expert_weights, router_scores, engram_rows; streams and mix behind the last layer. With
     `documents` it maps (row, first position) to the record of that run.
     mhc_mode "multi_pass" reads each sub-layer with its own pre, and the head with the last one's. "residual" is one

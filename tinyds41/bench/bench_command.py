@@ -14,8 +14,14 @@ from tinyds41.bench.flat import bench_flat
 from tinyds41.bench.forward import bench_forward
 from tinyds41.bench.measure import table, write_json
 from tinyds41.bench.prefill import bench_prefill
+from tinyds41.bench.replay import bench_replay
+from tinyds41.bench.sessions import bench_sessions
+from tinyds41.bench.store import bench_store
 
-BENCHES = {"decode": bench_decode, "flat": bench_flat, "forward": bench_forward, "prefill": bench_prefill}
+BENCHES = {
+    "decode": bench_decode, "flat": bench_flat, "forward": bench_forward, "prefill": bench_prefill,
+    "replay": bench_replay, "sessions": bench_sessions, "store": bench_store,
+}  # fmt: skip
 
 
 def add_parser(subparsers) -> None:
@@ -24,7 +30,7 @@ def add_parser(subparsers) -> None:
     parser.add_argument("--threads", type=int, default=2, help="torch threads (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="timed rounds, taken in turns (default %(default)s)")
     parser.add_argument("--peer", choices=("mlx-lm",), help="decode, prefill: also the same weights there")
-    parser.add_argument("--contexts", type=_contexts, help="decode, flat, prefill: tokens, such as 1024,4096")
+    parser.add_argument("--contexts", type=_contexts, help="tokens, such as 1024,4096; not for forward and sessions")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here ('-': print JSON only)")
 
 

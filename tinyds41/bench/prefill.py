@@ -18,7 +18,8 @@ from tinyds41.bench.peer import MlxPeer
 from tinyds41.checkpoint.names import to_released
 from tinyds41.config import Config
 from tinyds41.cost.prefill import prefill_cost
-from tinyds41.infer.session import MODES, Session
+from tinyds41.infer.prefill_modes import MODES
+from tinyds41.infer.session import Session
 from tinyds41.peak_memory import peak_bytes
 
 CONTEXTS = (4096, 16384)

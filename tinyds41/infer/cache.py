@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from tinyds41.config import Config
 from tinyds41.formats import GLOBAL, INDEX, WINDOW, Format
+from tinyds41.infer.fill import fill
 from tinyds41.infer.report import CacheReport, StoreBytes
 from tinyds41.infer.stores import Growing, Recent
 from tinyds41.infer.tokens import Tokens
@@ -17,7 +20,6 @@ from tinyds41.memory import require_device
 from tinyds41.trace import Counters, Trace
 
 ROLLBACK = 64  # tokens; a drafter takes back a handful
-FILL_ROWS = 1 << 16  # rows that `Cache.fill` makes at a time
 
 
 @dataclass
@@ -35,18 +37,22 @@ class Cache:
     Global KV and index keys grow with the text, in chunks that are never moved. Windows, unfinished groups and
     Engram's look-back keep their latest rows, and `rollback` more, so that as many tokens can be taken back.
 
-    lengths: tokens seen, per batch row. Shapes: see `Format.row_bytes`. Source: spec 3, 5. Lessons: 01, 06.
+    lengths, texts: tokens seen, and their ids, per batch row. Shapes: see `Format.row_bytes`. Source: spec 3, 5.
+    Lessons: 01, 06.
     """
 
     def __init__(
         self, config: Config, *, batch: int = 1, dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu", rollback: int = ROLLBACK,
     ):  # fmt: skip
+        if not isinstance(config, Config) or not dtype.is_floating_point:
+            raise TypeError(f"a cache needs a Config and a floating dtype, not {type(config).__name__} and {dtype}")
         if batch < 1 or rollback < 0:
             raise ValueError(f"batch={batch}, rollback={rollback}: a row at least, and no negative rollback")
         self.config, self.plan, self.rollback = config, config.plan(), rollback
         self.dtype, self.device = dtype, require_device(device)
         self.lengths = [0] * batch
+        self.texts = [array("i") for _ in range(batch)]
         # Below these lengths nothing can be cut exactly: the decoder ran on the end of a prompt only.
         self.floors = [0] * batch
         self.windows = [self._window(batch) for _ in self.plan]
@@ -101,9 +107,17 @@ class Cache:
         first = [length - n_last for length in self.lengths]
         return Tokens(self, first, n_last, pads if any(pads) else None, counters or Counters(), None)
 
-    def advance(self, n_new: int, pads: list[int] | None = None) -> None:
-        """The encoder has seen n_new columns."""
-        self.lengths = [n + n_new - (pads[b] if pads else 0) for b, n in enumerate(self.lengths)]
+    def advance(self, ids: Tensor, pads: list[int] | None = None) -> None:
+        """The encoder has seen these columns [B,S]."""
+        for b, row in enumerate(ids.tolist()):
+            self.texts[b].extend(row[pads[b] :] if pads else row)
+        self.lengths = [len(text) for text in self.texts]
+
+    def remember(self, text: Sequence[int]) -> None:
+        """These ids come before what is read next, for Engram's look-back."""
+        if self.config.engram_layer_ids and len(text):
+            ids = torch.tensor([list(text[-self.history.keep :])], device=self.device)
+            self.history.append(ids, None, 0)
 
     def fill(self, n_tokens: int, seed: int = 0) -> None:
         """Random rows as if n_tokens had been read: to measure what a step costs, without a prefill.
@@ -115,36 +129,7 @@ class Cache:
         if n_tokens > self.config.max_position_embeddings:
             raise ValueError(
                 f"fill with {n_tokens} tokens: max_position_embeddings={self.config.max_position_embeddings}")
-        generator = torch.Generator(self.device).manual_seed(seed)
-        self.reserve(n_tokens)
-        for layer, source in self.sources.items():
-            ratio = self.plan[layer].ratio
-            for store in (source.kv, source.keys):
-                for start in range(0, n_tokens // ratio, FILL_ROWS):
-                    store.append_packed(self._random(store, min(FILL_ROWS, n_tokens // ratio - start), generator))
-            for recent in source.pending:
-                recent.append(self._normal(min(n_tokens, recent.keep), self.config.head_dim, generator), None, 0)
-        for window in self.windows:
-            rows = self._normal(min(n_tokens, window.keep), self.config.head_dim, generator)
-            window.append(WINDOW.encode(rows) if self.config.quantize_cache else rows, None, 0)
-        if self.config.engram_layer_ids:
-            back = (self.batch, min(n_tokens, self.history.keep))
-            ids = torch.randint(self.config.vocab_size, back, generator=generator, device=self.device)
-            self.history.append(ids, None, 0)
-        self.lengths = [n_tokens] * self.batch
-
-    def _normal(self, n_rows: int, width: int, generator: torch.Generator) -> Tensor:
-        return torch.randn(self.batch, n_rows, width, generator=generator, device=self.device).to(self.dtype)
-
-    def _random(self, store: Growing, n_rows: int, generator: torch.Generator) -> Tensor:
-        """Random codes with the scales of normal values; every code of E2M1 is a number."""
-        if store.format is None:
-            return self._normal(n_rows, store.width, generator)
-        codes, scales = store.format.to_codes(self._normal(64, store.width, generator))
-        shape = (self.batch, n_rows, codes.shape[-1])
-        codes = torch.randint(256, shape, generator=generator, device=self.device, dtype=torch.uint8)
-        drawn = torch.randint(scales.shape[1], (n_rows,), generator=generator, device=self.device)
-        return torch.cat([codes, scales[:, drawn]], -1)
+        fill(self, n_tokens, seed)
 
     def truncate(self, lengths: list[int]) -> None:
         """Takes back the tokens from lengths[b] on: as if they had never been.
@@ -164,6 +149,8 @@ class Cache:
             for store in (source.kv, source.keys):
                 store.lengths = [n // self.plan[layer].ratio for n in lengths]
         self.lengths = list(lengths)
+        for text, n in zip(self.texts, lengths, strict=True):
+            del text[n:]
         self.floors = [0 if n == 0 else floor for n, floor in zip(lengths, self.floors, strict=True)]
 
     def _check_cut(self, b: int, n: int) -> None:
@@ -177,7 +164,7 @@ class Cache:
                 f"truncate to {n} tokens: row {b} had its decoder run on the end of its first {self.floors[b]} tokens "
                 "only, so earlier decoder windows do not exist; prefill(..., mode='full') keeps them")  # fmt: skip
         # What the tokens before n still need of the latest rows.
-        if any(recent.held(b) - (length - n) < min(n, reach) for recent, reach in self._reaches(n)):
+        if any(recent.held(b) - (length - n) < min(n, reach) for recent, reach in self.reaches(n)):
             raise ValueError(
                 f"truncate to {n} tokens: row {b} has {length}, and the windows before that are no longer there "
                 f"(rollback={self.rollback} tokens)")  # fmt: skip
@@ -187,7 +174,7 @@ class Cache:
         history = [self.history] if self.config.engram_layer_ids else []
         return [*self.windows, *history, *(recent for source in self.sources.values() for recent in source.pending)]
 
-    def _reaches(self, length: int) -> list[tuple[Recent, int]]:
+    def reaches(self, length: int) -> list[tuple[Recent, int]]:
         """Each `Recent` with how many of its rows the token at position `length` reads."""
         reaches = [(window, self.config.sliding_window - 1) for window in self.windows]
         if self.config.engram_layer_ids:
@@ -201,6 +188,7 @@ class Cache:
         twin = Cache.__new__(Cache)
         twin.__dict__.update(self.__dict__)
         twin.lengths, twin.floors = list(self.lengths), list(self.floors)
+        twin.texts = [text[:] for text in self.texts]
         twin.windows, twin.history = [window.fork() for window in self.windows], self.history.fork()
         twin.sources = {
             layer: _Source(source.kv.fork(), source.keys.fork(), [recent.fork() for recent in source.pending])
@@ -218,6 +206,7 @@ class Cache:
         for recent in (*self.windows, self.history):
             recent.reorder(rows)
         self.lengths, self.floors = ([values[b] for b in rows] for values in (self.lengths, self.floors))
+        self.texts = [self.texts[b][:] for b in rows]
 
     def fingerprint(self) -> str:
         """A hash of all that later tokens can read: equal caches give equal continuations.
@@ -233,7 +222,7 @@ class Cache:
         return digest.hexdigest()
 
     def _state(self, b: int, length: int):
-        yield from (recent.latest(b, reach) for recent, reach in self._reaches(length))
+        yield from (recent.latest(b, reach) for recent, reach in self.reaches(length))
         for source in self.sources.values():
             yield source.kv.stored(b)
             yield source.keys.stored(b)

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from tinyds41.infer.padding import left_padded
 from tinyds41.infer.sample import check_sampling, sample
-from tinyds41.infer.session import Session, left_padded
+from tinyds41.infer.session import Session
 from tinyds41.model.transformer import Model
 from tinyds41.tokenizer import Tokenizer
 

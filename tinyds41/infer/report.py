@@ -47,6 +47,10 @@ class CacheReport:
         return self.bytes("window")
 
     @property
+    def total_bytes(self) -> int:
+        return sum(store.bytes for store in self.stores)
+
+    @property
     def bytes_per_token(self) -> float:
         """Of what grows with the text; 0 for an empty cache."""
         return self.growing_bytes / self.tokens if self.tokens else 0.0

@@ -3,38 +3,24 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from tinyds41.config import Config
 from tinyds41.infer.cache import ROLLBACK, Cache
+from tinyds41.infer.padding import as_ids, check_chunk, left_padded, pieces
+from tinyds41.infer.prefill_modes import decoder_tokens
+from tinyds41.infer.replay import Resumed, resume, save
 from tinyds41.infer.report import CacheReport
+from tinyds41.infer.tiered_store import TieredStore
+from tinyds41.infer.tokens import Tokens
 from tinyds41.model.block import Carry
 from tinyds41.model.transformer import Model
 from tinyds41.trace import Counters, Trace, see
 
-MODES = ("exact", "bounded", "full")
 CHUNK = 1024  # prompt tokens that pass the encoder at a time: as many share their gathered rows, see SHARED
-
-
-def decoder_tokens(config: Config, mode: str) -> int | None:
-    """On how many of a prompt's last tokens the decoder runs; None for all of them.
-
-    exact: W + (n_dec - 1)(W - 1), as far back as decoder windows reach through the layers, so later tokens see what
-        they would see after `full`. bounded: W, with windows that begin there: an approximation, the choice of the
-        released system. full: all.
-
-    Raises: ValueError for another mode. Source: spec 5.
-    """
-    if mode not in MODES:
-        raise ValueError(f"mode={mode!r} is none of {', '.join(MODES)}")
-    plan, window = config.plan(), config.sliding_window
-    if mode == "full" or plan.boundary is None:
-        return None
-    return window if mode == "bounded" else window + (plan.n_decoder - 1) * (window - 1)
 
 
 class Session:
@@ -47,8 +33,11 @@ class Session:
     """
 
     def __init__(self, model: Model, *, rollback: int = ROLLBACK):
-        self.model, self.rollback = model, rollback
+        if not isinstance(model, Model):
+            raise TypeError(f"a session needs a Model, not a {type(model).__name__}")
+        self.model, self.rollback = model, operator.index(rollback)
         self.counters = Counters()
+        self.resumed: Resumed | None = None
         self._cache: Cache | None = None
         self._broken: str | None = None
         if rollback < 0:
@@ -93,42 +82,75 @@ class Session:
         Raises: ValueError for ids as in `check_ids`, another mode, chunk below 1, a mask of another shape or with
             holes, another number of rows than the session has, more tokens than max_position_embeddings.
         """
-        chunk = operator.index(chunk)
-        if chunk < 1:
-            raise ValueError(f"chunk={chunk}: at least one token is needed")
+        chunk = check_chunk(chunk)
         n_last = decoder_tokens(self.model.config, mode)
         ids = self.checked(ids)
         ids, pads = (ids, None) if mask is None else left_padded(ids, mask)
         cache = self._begin(ids, pads)
         cache.reserve(max(cache.lengths) + ids.shape[1])
         whole = n_last is None or n_last >= ids.shape[1]
-        with self._writing():
-            carry = self._read(cache, ids, pads, chunk, ids.shape[1] if whole else n_last)
-            return self.model.logits(carry)[:, 0]
+        new = [ids.shape[1] - (pads[b] if pads else 0) for b in range(cache.batch)]
+        with self.writing() as cache:
+            return self.read(cache, self.chunks(cache, ids, pads, chunk), None if whole else n_last, new)
 
-    def _read(self, cache: Cache, ids: Tensor, pads: list[int] | None, chunk: int, n_last: int | None) -> Carry:
-        """Encoder chunk by chunk, decoder on the last n_last columns; returns the state of the very last."""
-        assert n_last is not None
-        carry: Carry | None = None
+    @torch.no_grad()
+    def resume(
+        self, ids: Tensor | Sequence[int], store: TieredStore, *, replay: str | int = "bounded", chunk: int = CHUNK,
+        namespace: str = "",
+    ) -> Tensor:  # fmt: skip
+        """Begins with a prompt whose first tokens `store` may know; their global rows are read back, not computed.
+
+        The windows of the found tokens come from the store's pool; where they are no longer there, the encoder runs
+        again on the last of these tokens. What happened is in `resumed`. Nothing found: an exact `prefill`.
+
+        replay: "bounded" runs again on the last W found tokens, with windows that begin there, and lets the decoder
+            run on the last W tokens of the prompt. That approximates. "exact" goes back as far as any window
+            reaches, some W tokens per layer, to what `prefill` would give. A number: as "bounded", with so many tokens
+            instead of W, or as many as the decoder wants.
+
+        Shapes: ids [S] or [1,S] -> logits [1,V] of the last token.
+        Raises: ValueError for a session that holds text, several rows, another replay, ids as in `check_ids`, a store
+            of another model.
+        Source: spec 6. Lesson: 07.
+        """
+        return resume(self, self.checked(ids), store, replay, check_chunk(chunk), namespace)
+
+    def save(self, store: TieredStore, *, namespace: str = "") -> int:
+        """Writes the text's whole blocks that `store` does not have yet. Units: -> bytes written.
+
+        Raises: ValueError before the first prefill, for a store of another model.
+        """
+        return save(self, store, namespace)
+
+    def chunks(
+        self, cache: Cache, ids: Tensor, pads: list[int] | None, chunk: int
+    ) -> Iterator[tuple[Tensor, Tokens]]:
+        """New columns, piece by piece; the cache counts them once the encoder has seen them."""
         for part, part_pads in pieces(ids, pads, chunk):
-            ctx = cache.tokens(part.shape[1], part_pads, counters=self.counters)
+            yield part, cache.tokens(part.shape[1], part_pads, counters=self.counters)
+            cache.advance(part, part_pads)
+
+    def read(
+        self, cache: Cache, steps: Iterable[tuple[Tensor, Tokens]], n_last: int | None, new: list[int]
+    ) -> Tensor:
+        """Encoder step by step, decoder on the last n_last columns of new[b] tokens, or on all as they come (None)."""
+        carry: Carry | None = None
+        for part, ctx in steps:
             encoded = self.model.encode(part, ctx)
-            cache.advance(part.shape[1], part_pads)
-            if n_last == ids.shape[1]:
+            if n_last is None:
                 carry = self.model.decode(encoded, ctx).last(1)
             else:
                 carry = (encoded if carry is None else carry.join(encoded)).last(n_last)
         assert carry is not None
-        if n_last < ids.shape[1]:
-            new = [ids.shape[1] - (pads[b] if pads else 0) for b in range(cache.batch)]
+        if n_last is not None:
             carry = self.model.decode(carry, cache.segment(n_last, new, counters=self.counters))
-        return carry.last(1)
+        return self.model.logits(carry.last(1))[:, 0]
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def writing(self) -> Iterator[Cache]:
         """A call that fails in here has written to some stores and not to others: the text is lost, not wrong."""
         try:
-            yield
+            yield self.cache
         except BaseException as error:
             self._cache, self._broken = None, f"{type(error).__name__}: {error}"
             raise
@@ -144,7 +166,7 @@ class Session:
         Raises: ValueError before the first prefill, and as `extend`.
         """
         self.cache  # noqa: B018 - refuses an empty session
-        ids = torch.as_tensor(ids, device=self.model.device)
+        ids = as_ids(ids, self.model.device).to(self.model.device)
         return self.extend(ids.reshape(-1, 1), trace=trace)[:, 0]
 
     @torch.no_grad()
@@ -157,12 +179,14 @@ class Session:
         """
         ids = self.checked(ids)
         if trace is not None:
+            if not isinstance(trace, Trace):
+                raise TypeError(f"trace is a {type(trace).__name__}, expected a Trace")
             trace.begin(ids.shape[1])
         cache = self._begin(ids, None)
         ctx = cache.tokens(ids.shape[1], counters=self.counters, trace=trace)
-        with self._writing():
+        with self.writing():
             logits = self.model.logits(self.model.decode(self.model.encode(ids, ctx), ctx))
-            cache.advance(ids.shape[1])
+            cache.advance(ids)
         if trace is not None:
             see(trace, "logits", logits)
             if not self.model.config.quantize_cache:  # packed rows are decoded, which is a copy
@@ -197,7 +221,7 @@ class Session:
 
         Raises: ValueError for a row that is not there.
         """
-        self.cache.reorder(list(rows))
+        self.cache.reorder([operator.index(row) for row in rows])
 
     def fingerprint(self) -> str:
         """A hash of every store: equal sessions continue equally. See `Cache.fingerprint`."""
@@ -209,8 +233,7 @@ class Session:
 
     def checked(self, ids: Tensor | Sequence[int]) -> Tensor:
         """Ids as a tensor [B,S] of this model. Raises: ValueError as `check_ids`."""
-        ids = torch.as_tensor(ids, device=None if isinstance(ids, Tensor) else self.model.device)
-        ids = ids if ids.numel() else ids.long()  # an empty list has no type
+        ids = as_ids(ids, self.model.device)
         ids = ids.unsqueeze(0) if ids.ndim == 1 else ids
         self.model.check(ids)
         return ids
@@ -231,33 +254,3 @@ class Session:
                     f"{self.model.config.max_position_embeddings}")  # fmt: skip
         self.counters = Counters()
         return self.start(ids.shape[0]) if self._cache is None else self._cache
-
-
-def pieces(ids: Tensor, pads: list[int] | None, chunk: int) -> Iterator[tuple[Tensor, list[int] | None]]:
-    """A prompt cut into chunks, and how much of each row's chunk is padding."""
-    start = 0
-    for part in ids.split(chunk, 1):
-        width = part.shape[1]
-        yield part, None if pads is None else [min(max(n - start, 0), width) for n in pads]
-        start += width
-
-
-def left_padded(ids: Tensor, mask: Tensor) -> tuple[Tensor, list[int]]:
-    """All rows moved to end in the last column, and how much padding each has before it.
-
-    Raises: ValueError for a mask of another shape or type, a row without tokens, padding between tokens.
-    """
-    if not isinstance(mask, Tensor) or mask.shape != ids.shape or mask.dtype != torch.bool:
-        found = f"{tuple(mask.shape)} of {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
-        raise ValueError(f"mask is {found}, expected {tuple(ids.shape)} of torch.bool")
-    rows = []
-    for b, (row, keep) in enumerate(zip(ids, mask, strict=True)):
-        place = keep.nonzero().flatten()
-        if len(place) == 0:
-            raise ValueError(f"mask: row {b} has no token")
-        if int(place[-1]) - int(place[0]) + 1 != len(place):
-            raise ValueError(f"mask: row {b} has padding between its tokens {int(place[0])} and {int(place[-1])}")
-        rows.append(row[place])
-    longest = max(len(row) for row in rows)
-    pads = [longest - len(row) for row in rows]
-    return torch.stack([torch.cat([row.new_zeros(n), row]) for n, row in zip(pads, rows, strict=True)]), pads

@@ -120,9 +120,16 @@ class Growing:
         empty = torch.empty(self.batch, 0, self.row[0], dtype=self.row[1], device=self.device)
         return Rows(empty, self.format, self.width, self.dtype)
 
-    def stored(self, b: int) -> Tensor:
-        """The stored rows of one batch row as they lie in memory. Shapes: -> [length, row]."""
-        return torch.cat([chunk[b] for chunk in self.chunks])[: self.lengths[b]] if self.chunks else torch.empty(0)
+    def stored(self, b: int, start: int = 0, stop: int | None = None) -> Tensor:
+        """Rows of one batch row as they lie in memory. Shapes: -> [stop - start, row], to the last one without stop."""
+        stop = self.lengths[b] if stop is None else stop
+        parts, offset = [torch.empty(0, self.row[0], dtype=self.row[1], device=self.device)], 0
+        for chunk in self.chunks:
+            low, high = max(start, offset), min(stop, offset + chunk.shape[1])
+            if low < high:
+                parts.append(chunk[b, low - offset : high - offset])
+            offset += chunk.shape[1]
+        return parts[1] if len(parts) == 2 else torch.cat(parts)
 
     def fork(self) -> Growing:
         """A copy that shares the chunks until one of both writes into them."""
