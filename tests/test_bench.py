@@ -143,13 +143,12 @@ def test_prefill_compares_modes_with_the_reference_and_a_peer(monkeypatch):
     started = []
     monkeypatch.setattr(prefill, "in_fresh_process", lambda *a: started.append(a) or {"seconds": 4, "peak_bytes": 3e9})
     monkeypatch.setattr(prefill, "WITH_REFERENCE", 40)
-    monkeypatch.setattr(prefill, "LONG", 100)
     result = prefill.bench_prefill(1, contexts=(40, 81), peer="mlx-lm")
     by = {(row["tokens"], row["by"]): row for row in result["rows"]}
     modes = ("exact", "bounded", "full")
     assert set(by) == {*((n, mode) for n in (40, 81) for mode in (*modes, "mlx-lm")), (40, "reference"),
-                       (100, "exact, own process")}  # fmt: skip
-    assert by[81, "bounded"]["tokens_per_second"] == 810 and by[100, "exact, own process"]["tokens_per_second"] == 25
+                       (324, "exact, own process")}  # fmt: skip
+    assert by[81, "bounded"]["tokens_per_second"] == 810 and by[324, "exact, own process"]["tokens_per_second"] == 81
     cost = prefill_cost(NANO.replace(engram_layer_ids=[], engram_num_embeddings=[]))
     for mode in modes:
         work = cost.at(81, mode).total
@@ -159,7 +158,14 @@ def test_prefill_compares_modes_with_the_reference_and_a_peer(monkeypatch):
     assert ratios["exact at 40, times as fast as reference"] == 5
     assert ratios["bounded at 81, times as fast as full"] == 4
     assert ratios["exact at 40, times as fast as mlx-lm"] > 0
-    assert ratios["peak GB at 100"] == 3 and started[0][:2] == ("tinyds41.bench.prefill", "100")
+    assert ratios["peak GB at 324"] == 3 and started[0][:2] == ("tinyds41.bench.prefill", "324")
+
+
+@pytest.mark.usefixtures("on_nano")
+def test_the_longest_prompt_follows_the_contexts_up_to_the_models_positions(monkeypatch):
+    monkeypatch.setattr(prefill, "in_fresh_process", lambda *a: {"seconds": 4, "peak_bytes": 3e9})
+    for contexts, longest in (((9, 5), 36), ((300,), NANO.max_position_embeddings)):
+        assert prefill.bench_prefill(1, contexts=contexts)["rows"][-1]["tokens"] == longest
 
 
 @pytest.mark.usefixtures("on_nano")

@@ -6,7 +6,7 @@ from exercise_checks import three_tests
 
 import tinyds41 as ds
 from tinyds41.course.lesson_03 import DECODERS, check_later_split, check_mended, check_trapezoid, mended, wanted_rows
-from tinyds41.infer.session import decoder_tokens
+from tinyds41.infer.prefill_modes import decoder_tokens
 from tinyds41.train.note import Note
 from tinyds41.train.tasks import needle_config
 

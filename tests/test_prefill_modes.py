@@ -9,7 +9,8 @@ from sessions import BOUNDED, EXACT, SHORT, assert_close, fed_session, without_d
 from torch import Tensor
 
 from tinyds41.config import Config
-from tinyds41.infer.session import MODES, Session, decoder_tokens
+from tinyds41.infer.prefill_modes import MODES, decoder_tokens
+from tinyds41.infer.session import Session
 from tinyds41.infer.tokens import Tokens
 from tinyds41.model.block import Carry
 from tinyds41.model.context import Sequence

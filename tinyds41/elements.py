@@ -14,6 +14,7 @@ MANTISSA_BITS = 23
 E4M3 = (3, -6, 448.0)
 E2M1 = (1, 0, 6.0)
 ELEMENTS = {"e4m3": E4M3, "e2m1": E2M1}
+E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by code; the fourth bit is the sign
 
 
 def block_scales(blocks: Tensor, largest: float, floor: float, scale: str) -> Tensor:
@@ -75,7 +76,7 @@ def pack_nibbles(values: Tensor) -> Tensor:
 
 def from_e4m3_bytes(codes: Tensor) -> Tensor:
     """fp32 values of E4M3 codes, by table: a CPU cast takes five times as long."""
-    return _e4m3_table(codes.device).index_select(0, codes.reshape(-1).int()).view(codes.shape)
+    return e4m3_table(codes.device).index_select(0, codes.reshape(-1).int()).view(codes.shape)
 
 
 def from_exponent_bytes(codes: Tensor) -> Tensor:
@@ -85,19 +86,20 @@ def from_exponent_bytes(codes: Tensor) -> Tensor:
 
 def unpack_nibbles(codes: Tensor) -> Tensor:
     """fp32 values of packed E2M1 codes. Shapes: uint8 [..., W/2] -> [..., W]."""
-    pairs = _e2m1_pair_table(codes.device).index_select(0, codes.reshape(-1).int())
+    pairs = e2m1_pair_table(codes.device).index_select(0, codes.reshape(-1).int())
     return pairs.view(torch.float32).view(*codes.shape[:-1], 2 * codes.shape[-1])
 
 
 @functools.cache
-def _e4m3_table(device: torch.device) -> Tensor:
+def e4m3_table(device: torch.device) -> Tensor:
+    """The fp32 value of each byte."""
     return torch.arange(256, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn).float()
 
 
 @functools.cache
-def _e2m1_pair_table(device: torch.device) -> Tensor:
+def e2m1_pair_table(device: torch.device) -> Tensor:
     """Both values of each byte, as one 8-byte number: one look-up instead of two."""
-    magnitudes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    magnitudes = torch.tensor(E2M1_MAGNITUDES)
     values = torch.cat([magnitudes, -magnitudes])
     codes = torch.arange(256)
     pairs = torch.stack([values[codes & 15], values[codes >> 4]], dim=-1)

@@ -6,20 +6,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinyds41.elements import E4M3, EXPONENT_MASK, MANTISSA_BITS
+from tinyds41.elements import (
+    E2M1_MAGNITUDES,
+    E4M3,
+    ELEMENTS,
+    EXPONENT_MASK,
+    MANTISSA_BITS,
+    e2m1_pair_table,
+    e4m3_table,
+    from_exponent_bytes,
+)
 from tinyds41.few_tokens import array
 
 FEW_VALUES = 1 << 13  # of all rows together; above, PyTorch's loops win
 # Between two neighbours of the E2M1 grid; a tie goes to the even code, so three borders belong to the upper one.
-BORDERS = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], dtype=np.float32)
+BORDERS = np.convolve(E2M1_MAGNITUDES, (0.5, 0.5), "valid").astype(np.float32)
 BORDERS[1::2] = np.nextafter(BORDERS[1::2], np.float32(0))
-MAGNITUDES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=np.float32)
-GRID = np.concatenate([MAGNITUDES, -MAGNITUDES])
-# Both values of each byte as one 8-byte number: one look-up instead of two.
-PAIRS = np.stack([GRID[np.arange(256) & 15], GRID[np.arange(256) >> 4]], -1).view(np.float64)[:, 0]
-BYTES = torch.arange(256, dtype=torch.uint8)
-E4M3_VALUES = BYTES.view(torch.float8_e4m3fn).float().numpy()
-UE8M0_VALUES = BYTES.view(torch.float8_e8m0fnu).float().numpy()
+CPU = torch.device("cpu")
+PAIRS, E4M3_VALUES = e2m1_pair_table(CPU).numpy(), e4m3_table(CPU).numpy()
+UE8M0_VALUES = from_exponent_bytes(torch.arange(256, dtype=torch.uint8)).numpy()
 
 
 def to_codes(x: Tensor, element: str, block: int, scale: str, floor: float) -> tuple[np.ndarray, np.ndarray] | None:
@@ -28,7 +33,7 @@ def to_codes(x: Tensor, element: str, block: int, scale: str, floor: float) -> t
     amax = np.abs(blocks).max(-1)
     if not np.isfinite(amax).all():
         return None
-    largest = np.float32(E4M3[2] if element == "e4m3" else 6.0)
+    largest = np.float32(ELEMENTS[element][2])
     ratio = np.maximum(amax, np.float32(floor)) / largest
     if scale == "e4m3":
         scale_codes = _e4m3(np.minimum(ratio, np.float32(E4M3[2])))

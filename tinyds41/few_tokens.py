@@ -13,6 +13,9 @@ from operator import mul
 import numpy as np
 import torch
 from torch import Tensor
+
+# A private module, for want of a public one: dispatch modes live there alone, and torch's own documentation imports
+# `TorchDispatchMode` from it.
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 FEW = 8  # tokens; from about here on the vector forms are faster
@@ -22,11 +25,11 @@ NONE = np.iinfo(np.int64).max  # sorts behind every index
 
 def are_few(n_tokens: int, x: Tensor) -> bool:
     """Whether to compute this way; NumPy has no bfloat16."""
-    return n_tokens <= FEW and x.dtype in (torch.float32, torch.float64) and apart(x)
+    return n_tokens <= FEW and x.dtype in (torch.float32, torch.float64) and numpy_may_compute(x)
 
 
-def apart(x: Tensor) -> bool:
-    """Whether NumPy may take over.
+def numpy_may_compute(x: Tensor) -> bool:
+    """Whether nobody needs PyTorch to compute with x.
 
     Not where gradients are wanted, not on a GPU, where every number fetched would wait for the device, not under
     autocast, which mixes types, and not while a dispatch mode watches, such as torch's FLOP counter: it would not see

@@ -21,7 +21,7 @@ from tinyds41.elements import (
     to_exponent_bytes,
     unpack_nibbles,
 )
-from tinyds41.few_tokens import apart, are_few
+from tinyds41.few_tokens import are_few, numpy_may_compute
 
 # Smallest amax a block may claim, by (element, scale): it keeps the scale of a zero block representable.
 AMAX_FLOORS = {("e4m3", "ue8m0"): 1e-4, ("e2m1", "ue8m0"): 6 * 2.0**-126, ("e2m1", "e4m3"): 6 * 2.0**-9}
@@ -106,7 +106,7 @@ class Format:
 
         Shapes: [..., code bytes], [..., blocks] uint8 -> dtype [..., width].
         """
-        if 0 < codes.numel() <= few_codec.FEW_VALUES and apart(codes):
+        if 0 < codes.numel() <= few_codec.FEW_VALUES and numpy_may_compute(codes):
             few = few_codec.from_codes(codes.numpy(), scales.numpy(), self.element, self.scale)
             return torch.from_numpy(few).to(dtype)
         values = unpack_nibbles(codes) if self.element == "e2m1" else from_e4m3_bytes(codes)

@@ -199,7 +199,8 @@ def attention_mass(
 class Ops:
     """The functions a model runs on; a faster backend passes its own.
 
-    The choice is an argument, never a global.
+    The choice is an argument, never a global. For a handful of tokens on a CPU, without gradients, the plain functions
+    compute with NumPy by themselves, to the same result up to rounding: `few_tokens.are_few` says when.
     """
 
     attend: Callable[..., Tensor] = attend

@@ -42,7 +42,7 @@ class Generation:
     Units: n_heads are query heads; key_width and value_width the channels that a head's score and sum take of each
         attended row (latent attention works on the latent itself); active_parameters a count per generated token.
     Differs: contexts up to that of V4.1-Flash are allowed to all, whatever each was trained for.
-    Source: the generations' reports; numbers.md and generations.md of the specification.
+    Source: the generations' reports.
     """
 
     name: str

@@ -143,10 +143,10 @@ def random_step(n_streams: int, n_tokens: int = 3, width: int = 20, seed: int = 
 
     rows = (2 + n_streams) * n_streams
     memory = Memory(streams=draw(n_tokens, n_streams, width), output=draw(n_tokens, width))
-    small = Step(
+    step = Step(
         post=draw(n_tokens, n_streams), comb=draw(n_tokens, n_streams, n_streams), mix=draw(n_tokens, n_streams),
         fn=draw(rows, n_streams, width), scale=draw(3), base=draw(rows), norm=draw(width))  # fmt: skip
-    return memory, small
+    return memory, step
 
 
 def _updated(memory: Memory, tile: slice, step: Step) -> Tensor:

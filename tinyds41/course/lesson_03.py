@@ -53,7 +53,8 @@ def check_later_split(answer: Config) -> None:
             return f"{changed[0]} differs from the released one: only the schedule may"
         if plan.boundary != SPLIT:
             return f"the decoder begins at layer {plan.boundary}"
-        wanted = [*flash.compress_ratios[:20], *[2] * 10]
+        encoder = flash.compress_ratios[: flash.plan().n_encoder]
+        wanted = [*encoder, *encoder[-1:] * (SPLIT - len(encoder))]
         if list(answer.compress_ratios[:SPLIT]) != wanted:
             return f"the encoder's ratios are {list(answer.compress_ratios[:SPLIT])}"
         if strangers := [layer.layer for layer in plan[SPLIT:] if layer.kv_source != SPLIT]:

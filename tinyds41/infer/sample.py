@@ -19,7 +19,7 @@ def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -
     if top_k is not None and operator.index(top_k) < 1:
         raise ValueError(f"top_k={top_k}: at least one token must be allowed")
     if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p={top_p}: a share above 0 and up to 1 is needed")
+        raise ValueError(f"top_p={top_p}: a probability above 0 and up to 1 is needed")
 
 
 def sample(
@@ -27,7 +27,7 @@ def sample(
 ) -> int:
     """One id of logits [V], in float64; at temperature 0 the likeliest, of equal ones the lowest.
 
-    top_k: only the k likeliest. top_p: of those only the likeliest that together have this share, at least one.
+    top_k: only the k likeliest. top_p: of those only the likeliest that together have this probability, at least one.
 
     Raises: FloatingPointError for logits that are not finite.
     """
@@ -39,15 +39,15 @@ def sample(
     if top_k is not None and top_k < logits.shape[0]:
         kept = select_top(logits, top_k)
         logits = torch.full_like(logits, -torch.inf).scatter(0, kept, logits[kept])
-    share = ((logits - logits.max()) / temperature).softmax(-1)
+    probabilities = ((logits - logits.max()) / temperature).softmax(-1)
     if top_p is not None:
-        share = share * likeliest(share, top_p)
-    return int(torch.multinomial(share, 1, generator=generator))
+        probabilities = probabilities * likeliest(probabilities, top_p)
+    return int(torch.multinomial(probabilities, 1, generator=generator))
 
 
-def likeliest(share: Tensor, top_p: float) -> Tensor:
-    """Which ids are among the likeliest that together have at least the share top_p. Shapes: [V] -> bool [V]."""
-    order = share.sort(descending=True, stable=True)  # of equal ones the lowest id first
+def likeliest(probabilities: Tensor, top_p: float) -> Tensor:
+    """Which ids are among the likeliest that together have at least probability top_p. Shapes: [V] -> bool [V]."""
+    order = probabilities.sort(descending=True, stable=True)  # of equal ones the lowest id first
     # An id is needed while those before it have less; the first one always is.
     needed = F.pad(order.values.cumsum(0)[:-1], (1, 0)) < top_p
     return torch.zeros_like(needed).scatter(0, order.indices, needed)

@@ -26,6 +26,7 @@ def plot_data_flow(
 
     plan: `config.plan()`. tokens: length of the prompt. in_decoder, mode: `cost.prefill.decoder_tokens(config, tokens,
         mode)`, and the mode.
+    Raises: ValueError for a prompt without tokens, or a decoder on more tokens than it has.
     Source: spec 5.
     """
     require_data(plan, "layers")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from tinyds41.cost.flops import ACCOUNTINGS, DecodeWork
+from tinyds41.cost.flops import ACCOUNTINGS, PRECISIONS, DecodeWork
 from tinyds41.cost.generations import ConfigGeneration, Generation
 from tinyds41.cost.parameters import short
 from tinyds41.show.cost_plots import require_work, tokens
@@ -134,8 +134,8 @@ def _one(values: set[str], what: str) -> str:
 def _meaning(accounting: str) -> str:
     # A generation may score its index at another precision, as V3.2 does at FP8: the general rule is named.
     if accounting == "weighted":
-        return ("a FLOP counts BF16 1, FP8 0.5, FP4 0.25: attention in BF16, linear in FP8,\n"
-                "index scores in FP4 (V3.2: FP8)")  # fmt: skip
+        counts = ", ".join(f"{precision} {count:g}" for precision, count in PRECISIONS.items())
+        return f"a FLOP counts {counts}: attention in BF16, linear in FP8,\nindex scores in FP4 (V3.2: FP8)"
     return ACCOUNTINGS[accounting].meaning
 
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from tinyds41.show.index_observations import AttentionShare, Candidate, Overlap
-from tinyds41.show.style import Style, name_kinds, new_axes, require_data, require_numbers, styled
+from tinyds41.show.style import Style, name_kinds, new_axes, on_cividis, require_data, require_numbers, styled
 
 
 @styled
@@ -20,6 +20,7 @@ def plot_candidates(
     """Each block as high as its best entry, along the context: in the pool or not, the newest, the chosen entries.
 
     candidates: of one query and layer, as from `index_observations.candidates`. marked: a text by token position.
+    Raises: ValueError for candidates of which none has a score.
     """
     require_data(candidates, "candidates")
     scores = [(f"score of entry {one.entry}", one.score) for one in candidates if one.score is not None]
@@ -95,7 +96,7 @@ def plot_selection_overlap(
         shared[layers.index(one.layer), layers.index(one.other)] = np.nan if one.shared is None else one.shared
     image = ax.imshow(shared, cmap="cividis", vmin=0, vmax=1, aspect="auto")
     for (row, column), value in np.ndenumerate(shared):
-        text, colour = ("–", style.palette.ink) if np.isnan(value) else (f"{value:.2f}", _on_cividis(value))
+        text, colour = ("–", style.palette.ink) if np.isnan(value) else (f"{value:.2f}", on_cividis(value))
         ax.annotate(text, (column, row), ha="center", va="center", color=colour)
     bar = ax.figure.colorbar(image, ax=ax, pad=0.02)
     bar.set_label("chosen by both / by either")
@@ -107,11 +108,6 @@ def plot_selection_overlap(
     ax.spines[:].set_visible(False)
     ax.set_title(f"Tokens that index sources of {model} choose in common, {queries}")
     return ax
-
-
-def _on_cividis(value: float) -> str:
-    """Cividis is light above its middle. value: 0..1."""
-    return "black" if value > 0.5 else "white"
 
 
 @styled

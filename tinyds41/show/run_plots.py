@@ -13,7 +13,16 @@ from matplotlib.ticker import MaxNLocator
 
 from tinyds41.plan import SWA
 from tinyds41.show.observations import ExpertLoad, Span
-from tinyds41.show.style import Style, label_right, name_kinds, new_axes, require_data, require_numbers, styled
+from tinyds41.show.style import (
+    Style,
+    label_right,
+    name_kinds,
+    new_axes,
+    on_cividis,
+    require_data,
+    require_numbers,
+    styled,
+)
 
 KINDS = {"selected": "selected entries", "pool": "candidate pool", "window": "window", "visible": "visible"}
 SMOOTHED = 20  # steps whose mean labels the training curve: one small batch is noise
@@ -84,7 +93,10 @@ def _choice(spans: Sequence[Span], layer: int) -> str:
 
 @styled
 def plot_expert_load(style: Style, loads: Sequence[ExpertLoad], *, model: str, ax: Axes | None = None) -> Axes:
-    """Visits of each expert in each layer, relative to an even share (1.0)."""
+    """Visits of each expert in each layer, relative to an even share (1.0).
+
+    Raises: ValueError for a layer whose experts no token visited.
+    """
     require_data(loads, "expert loads")
     for layer in sorted({load.layer for load in loads}):
         if not any(load.tokens for load in loads if load.layer == layer):
@@ -100,9 +112,7 @@ def plot_expert_load(style: Style, loads: Sequence[ExpertLoad], *, model: str, a
     image = ax.imshow(share, cmap="cividis", vmin=0, vmax=top, aspect="auto")
     if n_experts <= 16 and n_layers <= 16:
         for (layer, expert), value in np.ndenumerate(share):
-            # Cividis is light above its middle.
-            dark = value > 0.5 * top
-            ax.annotate(f"{value:.1f}", (expert, layer), ha="center", va="center", color="black" if dark else "white")
+            ax.annotate(f"{value:.1f}", (expert, layer), ha="center", va="center", color=on_cividis(value / top))
     bar = ax.figure.colorbar(image, ax=ax, pad=0.02)
     bar.set_label("visits, relative to an even share")
     bar.outline.set_visible(False)

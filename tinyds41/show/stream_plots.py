@@ -9,7 +9,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 
 from tinyds41.show.stream_observations import StreamMix
-from tinyds41.show.style import Style, new_axes, require_data, require_numbers, styled
+from tinyds41.show.style import Style, new_axes, on_cividis, require_data, require_numbers, styled
 
 PER_ROW = 4  # small maps side by side; more, and their numbers would not fit a column
 MOST_ANNOTATED = 16  # maps with numbers; more are drawn smaller, without
@@ -67,6 +67,6 @@ def _draw_map(ax: Axes, mix: StreamMix, corner: tuple[float, float], annotated: 
             for column, (value, share) in enumerate(zip(values, shares, strict=True)):
                 ax.annotate(f"{value:.2f}".replace("0.", ".", 1) if value < 0.995 else f"{value:.1f}",
                             (corner[0] + column, y), ha="center", va="center", fontsize=0.85 * style.font,
-                            color="black" if share > 0.5 else "white")  # fmt: skip
+                            color=on_cividis(share))  # fmt: skip
     ax.annotate(f"{mix.layer} {mix.sublayer}", (corner[0] - 0.5, corner[1] - 0.7), ha="left", va="bottom",
                 fontsize="small" if annotated else 0.7 * style.font)  # fmt: skip

@@ -157,6 +157,11 @@ def name_kinds(ax: Axes, kinds: Sequence[tuple[str, str]]) -> None:
         ax.annotate(f"    {name}", fontsize="small", **above)
 
 
+def on_cividis(value: float) -> str:
+    """The colour of a number on that map, which is light above its middle. value: 0..1."""
+    return "black" if value > 0.5 else "white"
+
+
 def styled(draw: Callable[Concatenate[Style, Arguments], Axes]) -> Callable[..., Axes]:
     """Makes a plot function take `style=` (default: a light page) and draw under its settings.
 
