@@ -11,6 +11,7 @@ from tinyds41.cost.flops import flops_per_row, known_accounting, multiplies, tok
 from tinyds41.cost.limits import check_context
 from tinyds41.cost.parameters import Share, shares
 from tinyds41.cost.rows import chosen, near, scored
+from tinyds41.infer import prefill_modes
 from tinyds41.model.transformer import Model
 from tinyds41.plan import LayerPlan, Plan
 
@@ -112,20 +113,17 @@ def prefill_cost(config: Config, name: str = "model") -> PrefillCost:
 
 
 def decoder_tokens(config: Config, tokens: int, mode: str) -> int:
-    """On how many of a prompt's tokens the decoder layers run.
-
-    A layer's window reaches W - 1 tokens back, so n layers of them reach (n - 1)(W - 1) tokens beyond the last window.
+    """On how many of a prompt's tokens the decoder layers run: `prefill_modes.decoder_tokens`, of so many tokens.
 
     Raises: ValueError for a length that the model cannot have, or an unknown mode.
     """
     check_context(tokens, config.max_position_embeddings)
     if mode not in MODES:
         raise ValueError(f"unknown prefill mode {mode!r}: the modes are {', '.join(MODES)}")
-    window, n_decoder = config.sliding_window, config.plan().n_decoder
-    if not n_decoder:
+    if not config.plan().n_decoder:
         return 0
-    reach = {"full": tokens, "exact": window + (n_decoder - 1) * (window - 1), "bounded": window}
-    return min(tokens, reach[mode])
+    last = prefill_modes.decoder_tokens(config, mode)
+    return tokens if last is None else min(tokens, last)
 
 
 def _place(share: Share, plan: Plan, tokens: int, in_decoder: int) -> tuple[str, int]:

@@ -10,9 +10,9 @@ MODES = ("exact", "bounded", "full")
 def decoder_tokens(config: Config, mode: str) -> int | None:
     """On how many of a prompt's last tokens the decoder runs; None for all of them.
 
-    exact: W + (n_dec - 1)(W - 1), as far back as decoder windows reach through the layers, so later tokens see what
-        they would see after `full`. bounded: W, with windows that begin there: an approximation, the choice of the
-        released system. full: all.
+    exact: W + (n_dec - 1)(W - 1), as far back as decoder windows reach through the layers, W - 1 tokens each, so later
+        tokens see what they would see after `full`. bounded: W, with windows that begin there: an approximation, the
+        choice of the released system. full: all.
 
     Raises: ValueError for another mode. Source: spec 5.
     """
