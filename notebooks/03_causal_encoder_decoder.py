@@ -380,7 +380,7 @@ assert min(sum(curve.values()) / 49 for curve in known.values()) > 0.9
 
 # %%
 @torch.no_grad()
-def last_answers(model, n, *, hide=False, length=64, n_texts=8):
+def last_answers(model, n, *, hide=False, length=64, n_texts=6):
     """Share of right answers of a prompt's last token, by distance of the note; hide: skipped tokens have no entry."""
     distance = torch.arange(49).repeat(n_texts)
     texts = torch.randint(task.first_filler, task.vocab_size, (len(distance), length))

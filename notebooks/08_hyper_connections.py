@@ -11,7 +11,7 @@
 # %% [markdown]
 # # How do four residual streams pass through memory only once?
 #
-# **Lesson 08, single-pass hyper-connections.** 30 minutes to read, about two minutes to run on one CPU thread, no GPU.
+# **Lesson 08, single-pass hyper-connections.** 30 minutes to read, about a minute to run on one CPU thread, no GPU.
 #
 # Afterwards you can
 # 1. compute by hand what a sub-layer reads, and how its output is written back to four streams;
@@ -50,9 +50,10 @@ _ = torch.manual_seed(0)
 #
 # **Hyper-connections** give each token $N = 4$ notepads. Who reads mixes them; who writes decides how much goes on
 # which.
-#
-# **Guess first:** in the released `flash`, which part of a token's multiplications is this mixing? And how often do
-# the four rows travel between memory and processor, per sub-layer?
+
+# %% [markdown]
+# **Guess first:** in the released `flash`, which part of a token's work is this mixing: a quarter, a hundredth, less?
+# And per sub-layer, how many rows of $D$ numbers travel between memory and processor for it?
 
 # %% tags=["nbval-check-output"]
 flash = ds.Config.preset("flash")
@@ -61,7 +62,7 @@ coefficient_work = 2 * count_parameters(flash)["hyper-connections"].decode
 mixing_work = sublayers * 2 * (N * N + N + N) * D  # new streams from old ones and the output; then what is read
 work = coefficient_work + mixing_work
 print(f"{sublayers} sub-layers; mixing {work / 1e6:.0f} MFLOP a token,"
-      f" {work / decode_cost(flash).at(2**12, 'raw').total:.2%} of the model's multiplications")
+      f" {work / decode_cost(flash).at(2**12, 'raw').total:.2%} of the model's work")
 assert work < 0.01 * decode_cost(flash).linear
 
 # %% tags=["nbval-check-output"]
@@ -72,23 +73,27 @@ assert [mixing_traffic(name, 4) for name in SCHEDULES] == [20, 14, 10]
 
 # %% [markdown]
 # (Counted while three plain schedules run on small arrays, in `cost/mixing_traffic.py`: each read and write of a row of
-# $D$ numbers is one.)
-#
+# $D$ numbers is one. *V4 kernels*: step by step, as the model before, V4, is run. *Two-pass*: V4 with steps joined as
+# far as they can be. *Single-pass*: V4.1.)
+
+# %% [markdown]
 # So four streams cost next to no arithmetic, and much *traffic*. V4's kernels move 20 rows, five times what one plain
-# stream needs. V4.1 moves 10. Streams that are rewritten must be read once and written once, so 10 is the least.
+# stream needs. V4.1 moves 10, and that is the least: four rows read and four written, one output read, one input for
+# the next sub-layer written.
 #
 # How can half of the traffic go away without fewer streams?
 
 # %% [markdown]
 # ## One equation
 #
-# $X_1 \dots X_N$ are the streams of one token, before a sub-layer $F$. From them come three kinds of **coefficients**:
-# `pre` ($N$ numbers from 0 to 1, for reading), `post` ($N$ numbers from 0 to 2, for writing) and `comb` ($N \times N$,
-# from stream $j$ to stream $k$). Then
+# $X_1 \dots X_N$ are the streams of one token, before a sub-layer $F$. From them a learned matrix makes three kinds of
+# **coefficients**, anew for each token: `pre` ($N$ numbers from 0 to 1, for reading), `post` ($N$ numbers from 0 to 2,
+# for writing) and `comb` ($N \times N$, from stream $j$ to stream $k$). Then
 #
 # $$u = \sum_i \text{mix}_i X_i \qquad y = F(\text{norm}(u))$$
 # $$X_k \leftarrow \text{post}_k\, y + \sum_j \text{comb}_{jk} X_j$$
-#
+
+# %% [markdown]
 # In V4 `mix` is this sub-layer's own `pre`. In V4.1 it is the `pre` of the sub-layer **before**.
 
 # %% [markdown]
@@ -98,17 +103,19 @@ assert [mixing_traffic(name, 4) for name in SCHEDULES] == [20, 14, 10]
 # V4    update X -> coefficients -> |wait| -> u = pre X -> F
 # V4.1  update X, coefficients and u = (old pre) X, all while X passes by once -> F
 # ```
-#
-# Fast memory cannot hold four rows. So V4 fetches them again to mix them, once `pre` is known. With the old `pre` the
-# mix is known beforehand. That is the **single-pass shift**: what is read is mixed by stale weights.
+
+# %% [markdown]
+# Beside the arithmetic units there is a little fast memory; suppose that it has no room for four rows. So V4 fetches
+# them again to mix them, once `pre` is known. With the old `pre` the mix is known beforehand. That is the **single-pass
+# shift**: what is read is mixed by stale weights.
 
 # %% [markdown]
 # ## Naive version
 #
-# One token, one sub-layer after another. `comb` becomes *doubly normalised*: divide each row by its sum, then each
-# column, and again, 20 times in `flash` (*Sinkhorn*). Then the streams are redistributed, not enlarged.
+# One token, one sub-layer after another. `comb` becomes positive and *doubly normalised*: divide each row by its sum,
+# then each column, and again, 20 times in `flash` (*Sinkhorn*). Then the streams are redistributed, not enlarged.
 #
-# The start: every stream is the token's embedding, and `mix` is (1, 0, 0, 0).
+# The start: every stream is the token's embedding, its row of numbers before the first layer; `mix` is (1, 0, 0, 0).
 
 # %%
 EPS = 1e-6
@@ -126,6 +133,7 @@ def balanced(logits, rounds):
 def coefficients(X, hc, rounds):
     """pre, post and comb of one token, from its streams X [N, D]."""
     n = len(X)
+    # The learned matrix fn, on all numbers of all streams; then a factor per kind, and a number per coefficient.
     t = hc.fn @ (X / X.square().mean().sqrt()).flatten()
     pre, post, comb = (part * scale + base for part, scale, base in
                        zip(t.split([n, n, n * n]), hc.scale, hc.base.split([n, n, n * n]), strict=True))  # fmt: skip
@@ -152,6 +160,7 @@ training, held_out = (Corpus.from_texts(tokenizer, documents("plays", part)) for
 windows_only = {"compress_ratios": (0, 0, 0), "kv_source_layer_ids": (), "index_source_layer_ids": (),
                 "candidate_source_layer_id": None, "num_nextn_predict_layers": 0,
                 "engram_layer_ids": (), "engram_num_embeddings": ()}  # fmt: skip
+# Little is cheap: three rounds of Sinkhorn; no cache is kept here, so nothing is rounded for it.
 toy = ds.Config.preset("toy", num_hidden_layers=3, hidden_size=48, num_attention_heads=2, n_routed_experts=2,
                        moe_intermediate_size=32, quantize_cache=False, initializer_range=0.06, hc_sinkhorn_iters=3,
                        **windows_only)  # fmt: skip
@@ -159,11 +168,12 @@ print(f"{toy.hc_mult} streams of {toy.hidden_size}, {2 * toy.num_hidden_layers} 
 
 # %%
 model, reads, writes = ds.Model(toy, seed=0), [], []
+# The norm before a sub-layer is given what is read. Hooks write that down, and what the sub-layer returns.
 for layer in model.layers:
     for norm, sublayer in ((layer.attn_norm, layer.attn), (layer.ffn_norm, layer.ffn)):
         norm.register_forward_hook(lambda module, given, made: reads.append(given[0][0]))
         sublayer.register_forward_hook(lambda module, given, made: writes.append(made[0]))
-model.norm.register_forward_hook(lambda module, given, made: reads.append(given[0][0]))
+_ = model.norm.register_forward_hook(lambda module, given, made: reads.append(given[0][0]))
 
 # %%
 hcs = [hc for layer in model.layers for hc in (layer.hc_attn, layer.hc_ffn)]
@@ -181,22 +191,22 @@ print(f"{len(ids[0])} tokens, {len(theirs)} readers each: equal")
 # ## Train it, fresh and stale
 #
 # A layer that reads with weights made for another sub-layer: that sounds like a price to pay.
-#
+
+# %% [markdown]
 # **Guess first:** train one toy in each mode, on the same batches. How much lower is the loss of V4's, which always
-# reads with the weights of its own? And a toy with *one* stream, how much higher is that one's?
+# reads with the weights of its own: by 0.01, 0.1 or 1 nat? And a toy with *one* stream, which has a `pre` and a
+# `post` as well, how much higher is that one's?
 #
-# As a yardstick each is trained a second time, from other first weights and on other batches.
+# As a yardstick each mode is trained a second time, from other first weights and on other batches.
 
 # %%
-STEPS = 48
+STEPS = 36
+MOST, FEW = {"length": 128, "max_tokens": 2_000}, {"length": 128, "max_tokens": 1_000}
 
 
-SAMPLE = {"length": 128, "max_tokens": 2_000}
-
-
-def loss(model):
+def loss(model, sample=MOST):
     """Held-out loss in nats per token."""
-    return ds.evaluate(model, held_out, **SAMPLE).loss
+    return ds.evaluate(model, held_out, **sample).loss
 
 # %%
 def teach(seed, **changes):
@@ -212,23 +222,25 @@ taught = {"single pass": [teach(seed) for seed in (0, 1)]}
 taught["V4's mode"] = [teach(seed, mhc_mode="multi_pass") for seed in (0, 1)]
 
 # %%
-taught["one stream"] = [teach(seed, hc_mult=1) for seed in (0, 1)]
+taught["one stream"] = [teach(0, hc_mult=1)]
 
 # %%
 losses = {name: [loss(model) for model in models] for name, models in taught.items()}
-for name, (first, second) in losses.items():
-    gaps = [mine - single for mine, single in zip(losses[name], losses["single pass"], strict=True)]
-    print(f"{name:12} seed 0 {first:.3f}, seed 1 {second:.3f}; minus single pass {gaps[0]:+.3f}, {gaps[1]:+.3f}")
+for name, found in losses.items():
+    gaps = [mine - single for mine, single in zip(found, losses["single pass"], strict=False)]
+    print(f"{name:12}", ", ".join(f"seed {seed} {found[seed]:.3f} ({gap:+.3f})" for seed, gap in enumerate(gaps)))
     assert max(gaps) < 0.15 and (name == "one stream" or min(gaps) > -0.15)
-counts = ds.evaluate(taught["one stream"][0], held_out, train=training, **SAMPLE).unigram_loss
+counts = ds.evaluate(taught["one stream"][0], held_out, train=training, **MOST).unigram_loss
+print("in brackets: beside single pass of the same seed")
 print(f"knowing only how often each token occurs: {counts:.3f}; knowing nothing: {math.log(toy.vocab_size):.3f}")
 
 # %% [markdown]
-# **The surprise.** Stale weights cost nothing that we can see: the modes are as close to each other as two seeds of the
-# same mode. One way to see it: who makes a `pre` learns to make it for the *next* reader.
+# **The surprise.** Stale weights cost nothing that we can see: the modes are about as close to each other as two seeds
+# of the same mode. One way to see it: who makes a `pre` learns to make it for the *next* reader.
 #
-# **A miss.** Nor do four streams help here: the toy with one stream keeps up. These runs are short; the toys know
-# little more than how often words occur. Whether streams pay off in larger ones, they cannot say.
+# **A miss.** Nor do four streams help much: the toy with one keeps up. (With another seed it was ahead: `docs/LOG.md`.)
+# These runs are short; the toys know little more than how often words occur. Whether streams pay off in larger ones,
+# they cannot say.
 
 # %% [markdown]
 # ## Read with the wrong weights
@@ -236,7 +248,7 @@ print(f"knowing only how often each token occurs: {counts:.3f}; knowing nothing:
 # So the shift is harmless if a model *grew up* with it. Now take the trained toys and run each in the other's mode. Not
 # a weight changes, only who reads with which `pre`.
 #
-# **Guess first:** does it hurt? Neighbouring sub-layers might have much the same `pre`.
+# **Guess first:** does it hurt? Or have neighbouring sub-layers much the same `pre`?
 
 # %%
 swapped = []
@@ -265,14 +277,15 @@ mixes = stream_mixes(trace, model.config, [0, 3, 5, 7])
 ax = plot_stream_mixes(mixes, model="the example", tokens=f"mean over {text.shape[1]} tokens")
 
 # %% [markdown]
-# Four rows of a map say where each stream goes. Light diagonals: mostly it stays where it is. `out`: some streams get
-# the output, some nearly nothing. `read`: what the *next* sub-layer reads. Streams have become different.
+# Four rows of a map say where each stream goes (`comb`). Yellow diagonals: mostly it stays where it is. `out` (`post`):
+# some streams get the output, some nearly nothing. `read` (`pre`): what the *next* sub-layer reads. Streams have become
+# different.
 #
 # **The knob:** let each sub-layer read with the `pre` from $d$ sub-layers before. It was trained with $d = 1$; $d = 0$
-# is V4's mode.
+# is V4's mode. **Guess first:** draw the loss added, for $d$ from 0 to 5.
 
 # %%
-base = loss(model)
+base = loss(model, FEW)
 
 
 def altered(change):
@@ -280,8 +293,9 @@ def altered(change):
     other = copy.deepcopy(model)
     hcs = [hc for layer in other.layers for hc in (layer.hc_attn, layer.hc_ffn)]
     for k, hc in enumerate(hcs):
+        # made: pre, post, comb, and the streams, which go on as they are.
         hc.register_forward_hook(lambda module, given, made, k=k: (*change(k, *made[:3]), made[3]))
-    return loss(other) - base
+    return loss(other, FEW) - base
 
 # %%
 def later(d):
@@ -289,14 +303,14 @@ def later(d):
     kept = {}
 
     def change(k, pre, post, comb):
-        kept[k] = pre
+        kept[k] = pre  # what sub-layer k hands on is read by sub-layer k + 1
         return kept[max(0, k - d + 1)], post, comb
 
     return altered(change)
 
 # %%
-by_delay = {0: loss(ds.variant(model, mhc_mode="multi_pass")) - base} | {d: later(d) for d in (1, 2, 3, 4, 5)}
-ax = plot_curves({"d = 5:": by_delay}, xlabel="d: whose pre is read, in sub-layers before",
+by_delay = {0: loss(ds.variant(model, mhc_mode="multi_pass"), FEW) - base} | {d: later(d) for d in (1, 2, 3, 4, 5)}
+ax = plot_curves({"loss added": by_delay}, xlabel="d: whose pre is read, in sub-layers before",
                  ylabel="loss added, nats", model="the example, trained with 1")  # fmt: skip
 assert by_delay[1] == 0 and max(by_delay.values()) > 0.1 and min(by_delay.values()) > -0.02
 
@@ -310,8 +324,8 @@ assert by_delay[1] == 0 and max(by_delay.values()) > 0.1 and min(by_delay.values
 # A stream passes 80 mixings in `flash`. Suppose each `comb` is random: four times the identity plus noise, made
 # positive and normalised. And once left free: the identity plus a quarter of that noise.
 #
-# **Guess first:** by which factor can streams, or on the way back gradients, have grown after 80? Free, with rows
-# normalised alone, columns alone, and both?
+# **Guess first:** by which factor can streams, or on the way back gradients, have grown after 80: about 1, 10, a
+# thousand? Free, with rows normalised alone, columns alone, and both?
 
 # %%
 noise = torch.randn(sublayers, 200, N, N, dtype=torch.float64)
@@ -355,20 +369,21 @@ for name, combs in ways.items():
     assert name != "both" or (kept < 0.02 and apart < 0.1)
 
 # %% [markdown]
-# And one thing it cannot prevent: what made the streams *different* is gone after 80 random mixings. Whatever keeps
+# And one thing both cannot prevent: what made the streams *different* is gone after 80 random mixings. Whatever keeps
 # streams apart must be new outputs, or matrices close to the identity.
 #
 # How many rounds does a trained toy want? Its rows add up to 1 only after some. (Columns come last, they always do.)
+# **Guess first:** one round instead of 20, after training: how much loss is added?
 
 # %%
 by_rounds, errors = {}, {}
-for rounds in (1, 2, 5, 10, 20):
+for rounds in (1, 2, 5, 20):
     changed, trace = ds.variant(model, hc_sinkhorn_iters=rounds), ds.Trace("layers.*.hc_*.comb")
     with torch.no_grad():
         changed(text, trace=trace)
     combs = torch.stack([trace[f"layers.{layer}.{hc}.comb"] for layer in range(8) for hc in ("hc_attn", "hc_ffn")])
     errors[rounds] = (combs.sum(-1) - 1).abs().amax(-1).mean().item()  # the worst row, mean over all matrices
-    by_rounds[rounds] = loss(changed) - base
+    by_rounds[rounds] = loss(changed, FEW) - base
 
 # %%
 ax = plot_curves({"loss added": by_rounds, "row error": errors}, xlabel="rounds (hc_sinkhorn_iters), trained with 20",
@@ -404,11 +419,11 @@ plain = {
 added = {name: altered(change) for name, change in plain.items()}
 print("\n".join(f"{name:40} {more:+.3f} nats" for name, more in added.items()))
 names = list(plain)
-assert abs(added[names[0]]) < 0.05 and added[names[2]] > 0.1 and added[names[4]] > 0.1 and added[names[6]] > 0.5
+assert abs(added[names[0]]) < 0.05 and min(added[names[2]], added[names[4]]) > 0.2 and added[names[6]] > 1
 
 # %% [markdown]
-# **It hurts**, and not where the name of the method points. How much of an output is written, and where (`post`), is
-# worth most. Reading evenly, or making one stream of four, costs half a nat.
+# **It hurts**, and not where most of the theory is. How much of an output is written, and where (`post`), is worth
+# most. Reading evenly, or making one stream of four, costs some four tenths of a nat.
 #
 # But the *matrix*, normalised in 20 rounds, may go: the identity in its place, or even its transpose, hardly changes
 # the loss. Eight layers are not 40, and a matrix that starts near the identity had little time to leave it. What it
@@ -477,7 +492,7 @@ check_balanced(sinkhorn_by_hand)
 # ## Exercise 3
 #
 # Given the streams before each sub-layer and after the last (`[n + 1, N, D]`), and the `pre` of each (`[n, N]`), write
-# what the $n$ sub-layers and then the output head read, single-pass: `[n + 1, D]`.
+# a function that returns what the $n$ sub-layers and then the output head read, single-pass: `[n + 1, D]`.
 #
 # <details><summary>Hint</summary>
 #

@@ -114,7 +114,14 @@ def test_a_stop_text_ends_the_answer_and_is_not_part_of_it(model, length):
 def test_half_a_stop_text_waits_and_comes_out_when_it_was_none(model):
     """The last characters could begin a stop text until the answer ends."""
     text = generate(model, "abc", max_new_tokens=12, seed=1)
-    assert generate(model, "abc", max_new_tokens=12, seed=1, stop=text[-3:] + "!?") == text
+    stop = text[4:7] + "!?"
+    assert generate(model, "abc", max_new_tokens=12, seed=1, stop=stop) == text
+    said = ""
+    for piece in stream(model, "abc", max_new_tokens=12, seed=1, stop=stop):
+        said += piece
+        # What could still become the stop text is not let out, before all is known.
+        assert said == text or not any(said.endswith(stop[:n]) for n in range(1, len(stop)))
+    assert said == text
 
 
 def test_a_session_goes_on_after_a_stream_was_dropped():

@@ -11,9 +11,10 @@ from torch import Tensor
 from tinyds41 import reference
 from tinyds41.checkpoint.names import to_released
 from tinyds41.config import Config
+from tinyds41.infer.engram_host import engram_to_host
 from tinyds41.infer.replay import Replay, first_replayed
 from tinyds41.infer.session import Session
-from tinyds41.infer.tiered_store import TieredStore
+from tinyds41.infer.tiered_store import TieredStore, model_key
 from tinyds41.model.transformer import Model
 
 W = SHORT.sliding_window
@@ -308,3 +309,19 @@ def test_bad_calls_are_refused(model, store):
     session.resume(IDS[:, :5], store)
     with pytest.raises(ValueError, match="holds texts"):
         session.resume(IDS[:, :5], store)
+
+
+def test_a_table_in_a_file_is_part_of_the_models_key(tmp_path):
+    """Equal in all but the rows of Engram, which are no parameters there."""
+    keys, rows = [], []
+    for number in range(2):
+        model = scattered(SHORT)
+        with torch.no_grad():
+            model.engrams[1].embed.weight += number
+        rows.append(engram_to_host(model, tmp_path / str(number)))
+        keys.append(model_key(model))
+        assert model_key(model) == keys[number]
+    assert keys[0] != keys[1]
+    for tables in rows:
+        for table in tables.values():
+            table.close()

@@ -101,6 +101,15 @@ def test_work_by_generation_is_labelled_with_growth_under_its_accounting(account
     assert len(set(looks)) == len(GENERATIONS)
 
 
+def test_a_short_axis_of_work_has_more_marks_than_powers_of_ten():
+    work = curves("weighted")
+    ax = plot_work_by_generation({name: work[name] for name in ("V3.2", "V4-Flash", "V4.1-Flash")})
+    low, high = ax.get_ylim()
+    assert [tick for tick in ax.get_yticks() if low < tick < high] == [2e10, 5e10, 1e11, 2e11, 5e11]
+    low, high = (ax := plot_work_by_generation(work)).get_ylim()
+    assert {f"{tick:.0e}"[0] for tick in ax.get_yticks() if low < tick < high} == {"1"}
+
+
 def test_curves_of_two_accountings_are_refused():
     mixed = {"a": FLASH_COST.curve([4096], "raw"), "b": FLASH_COST.curve([4096], "weighted")}
     with pytest.raises(ValueError, match="one plot shows one accounting, got raw, weighted"):

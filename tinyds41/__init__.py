@@ -10,6 +10,7 @@ if TYPE_CHECKING:  # editors and type checkers see the names at once
     from tinyds41.checkpoint.write import save
     from tinyds41.config import Config, preset_names
     from tinyds41.infer.cache import Cache
+    from tinyds41.infer.engram_host import engram_to_host, load_on_host
     from tinyds41.infer.generate import generate
     from tinyds41.infer.session import Session
     from tinyds41.infer.tiered_store import TieredStore
@@ -35,10 +36,12 @@ _HOMES = {
     "TieredStore": "tinyds41.infer.tiered_store",
     "Tokenizer": "tinyds41.tokenizer",
     "Trace": "tinyds41.trace",
+    "engram_to_host": "tinyds41.infer.engram_host",
     "evaluate": "tinyds41.train.evaluate",
     "example": "tinyds41.train.examples",
     "generate": "tinyds41.infer.generate",
     "load": "tinyds41.checkpoint.read",
+    "load_on_host": "tinyds41.infer.engram_host",
     "preset_names": "tinyds41.config",
     "save": "tinyds41.checkpoint.write",
     "variant": "tinyds41.model.variant",
@@ -55,10 +58,12 @@ __all__ = [
     "TieredStore",
     "Tokenizer",
     "Trace",
+    "engram_to_host",
     "evaluate",
     "example",
     "generate",
     "load",
+    "load_on_host",
     "preset_names",
     "save",
     "train",

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from tinyds41.bench.decode import bench_decode
+from tinyds41.bench.engram import bench_engram
 from tinyds41.bench.flat import bench_flat
 from tinyds41.bench.forward import bench_forward
 from tinyds41.bench.measure import table, write_json
@@ -19,8 +20,8 @@ from tinyds41.bench.sessions import bench_sessions
 from tinyds41.bench.store import bench_store
 
 BENCHES = {
-    "decode": bench_decode, "flat": bench_flat, "forward": bench_forward, "prefill": bench_prefill,
-    "replay": bench_replay, "sessions": bench_sessions, "store": bench_store,
+    "decode": bench_decode, "engram": bench_engram, "flat": bench_flat, "forward": bench_forward,
+    "prefill": bench_prefill, "replay": bench_replay, "sessions": bench_sessions, "store": bench_store,
 }  # fmt: skip
 
 
@@ -30,7 +31,8 @@ def add_parser(subparsers) -> None:
     parser.add_argument("--threads", type=int, default=2, help="torch threads (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="timed rounds, taken in turns (default %(default)s)")
     parser.add_argument("--peer", choices=("mlx-lm",), help="decode, prefill: also the same weights there")
-    parser.add_argument("--contexts", type=_contexts, help="tokens, such as 1024,4096; not for forward and sessions")
+    parser.add_argument("--contexts", type=_contexts, help="tokens, as 1024,4096; not for engram, forward, sessions")
+    parser.add_argument("--rows", type=int, help="engram: rows of the large tables that are written and read")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here ('-': print JSON only)")
 
 
@@ -46,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, name) < 1:
             raise ValueError(f"--{name}={getattr(args, name)}: at least 1 is needed")
     torch.set_num_threads(args.threads)
-    options = {name: value for name in ("peer", "contexts") if (value := getattr(args, name)) is not None}
+    options = {name: value for name in ("peer", "contexts", "rows") if (value := getattr(args, name)) is not None}
     for name in options:
         if name not in inspect.signature(BENCHES[args.name]).parameters:
             raise ValueError(f"--{name}: `bench {args.name}` has no such choice")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tinyds41.bench import page_cache
 from tinyds41.bench.decode import warm, without_engram
 from tinyds41.bench.forward import random_ids
 from tinyds41.bench.measure import alternate, circumstances
@@ -51,7 +52,7 @@ class _Ways:
         session.start().fill(context)
         self.session, self.windows = session, Windows.of(session.cache)
         write_windows(file, self.windows)
-        self.disk = "disk" if drop_pages(file) else "disk, served by the page cache"
+        self.disk = "disk" if page_cache.drop(file) and not page_cache.holds(file) else "disk, from the page cache"
         self.work: dict[str, tuple[int, int]] = {}
 
     def runs(self) -> dict[str, Callable[[], Any]]:
@@ -68,7 +69,7 @@ class _Ways:
         return runs
 
     def _from_disk(self) -> None:
-        drop_pages(self.file)
+        page_cache.drop(self.file)
         self._restored(read_windows(self.file, self.windows))
 
     def _restored(self, windows: Windows) -> None:
@@ -120,18 +121,3 @@ def read_windows(file: Path, like: Windows) -> Windows:
 
 def _tensor(data: bytes, like: Tensor) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=like.dtype).view(like.shape) if data else torch.empty_like(like)
-
-
-def drop_pages(file: Path) -> bool:
-    """Asks the system to forget the file's pages; whether it did, as far as it tells."""
-    if not hasattr(os, "posix_fadvise"):
-        return False
-    with file.open("rb") as source:
-        os.posix_fadvise(source.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        try:
-            os.preadv(source.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT)  # fails where it would have to wait
-        except BlockingIOError:
-            return True
-        except (AttributeError, OSError):
-            return False
-    return False

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from tinyds41 import weight_formats
 from tinyds41.checkpoint.cut import first_layers
@@ -38,6 +38,7 @@ _CHUNK_VALUES = 2**24
 def load(
     folder: str | Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu",
     layers: range | None = None, ops: Ops | None = None, token_map: Tensor | None = None,
+    engram: Mapping[int, nn.Module] | None = None,
 ) -> Model:  # fmt: skip
     """The model of a folder that `save` wrote or that was released, with its tokenizer.
 
@@ -46,6 +47,7 @@ def load(
     layers: `range(0, n)` builds a model of the first n layers, with embedding, final norm and head, and opens only
         the shards that these need.
     token_map: for a model with Engram whose folder has no tokenizer.json.
+    engram: as of `Model`; the folder's tables of these layers are not read (`infer.engram_host.load_on_host`).
 
     Draft blocks and vision (`mtp.*`, `vision.*`, `aligner.*`, `image_*`) are skipped with one notice in the log of
     this module: unlike a warning it carries no path, so that it may stand in a notebook.
@@ -61,9 +63,27 @@ def load(
         logger.warning("%s: skipped %s", files.path.name, match.skipped_text())
     model = Model(
         config, tokenizer=tokenizer, token_map=token_map, ops=ops, dtype=dtype or _widest(match.stored.values()),
-        device=device, seed=None)  # fmt: skip
+        device=device, seed=None, engram=engram)  # fmt: skip
     _fill(to_released(model.state_dict()), match, files.path)
     return model
+
+
+@contextmanager
+def stored_table(
+    folder: str | Path, layer: int, *, dtype: torch.dtype | None = None, layers: range | None = None
+) -> Iterator[Callable[[int, int], Tensor]]:  # fmt: skip
+    """A function that reads rows start..stop-1 of a folder's Engram table, as `load` with these options holds them.
+
+    Raises: as `load`.
+    """
+    files = ModelFolder(folder)
+    config = files.config if layers is None else first_layers(files.config, layers)
+    match = match_tensors(files, _shapes(files, config), config.num_hidden_layers)
+    dtype = dtype or _widest(match.stored.values())
+    with ExitStack() as stack:
+        open_shard = functools.cache(lambda shard: stack.enter_context(_open(files.path / shard)))
+        name = f"layers.{layer}.engram.embed.weight"
+        yield lambda start, stop: _piece(name, match, open_shard, start, stop).to(dtype)
 
 
 def _shapes(files: ModelFolder, config: Config) -> dict[str, tuple[int, ...]]:
@@ -124,17 +144,20 @@ def _open(file: Path):
 def _rows(name: str, match: Match, open_shard) -> Iterator[tuple[int, Tensor]]:
     """A tensor in pieces along its first axis, decoded, each with its first row."""
     stored = match.stored[name]
-    form = format_on_disk(name, stored.dtype)
-    piece = open_shard(stored.shard).get_slice(name)
-    n_rows = stored.shape[0]
-    per_row = max(1, stored.n_bytes // n_rows)
+    per_row = max(1, stored.n_bytes // stored.shape[0])
     step = max(32, _CHUNK_VALUES // per_row // 32 * 32)
-    for start in range(0, n_rows, step):
-        stop = min(start + step, n_rows)
-        values = piece[start:stop]
-        if form is not None:
-            scales = match.scales[name]
-            block = form.scale_rows
-            scale = open_shard(scales.shard).get_slice(scales.name)[start // block : -(-stop // block)]
-            values = _DECODERS[form](values, scale)
-        yield start, values
+    for start in range(0, stored.shape[0], step):
+        yield start, _piece(name, match, open_shard, start, min(start + step, stored.shape[0]))
+
+
+def _piece(name: str, match: Match, open_shard, start: int, stop: int) -> Tensor:
+    """Rows start..stop-1, decoded; `start` is a multiple of the rows that share a scale."""
+    stored = match.stored[name]
+    form = format_on_disk(name, stored.dtype)
+    values = open_shard(stored.shard).get_slice(name)[start:stop]
+    if form is None:
+        return values
+    scales = match.scales[name]
+    block = form.scale_rows
+    scale = open_shard(scales.shard).get_slice(scales.name)[start // block : -(-stop // block)]
+    return _DECODERS[form](values, scale)

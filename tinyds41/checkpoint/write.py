@@ -99,9 +99,17 @@ def _shards(groups: Iterator[dict[str, Tensor]], max_bytes: int) -> Iterator[dic
     yield shard
 
 
+def _weights(model: Model) -> Iterator[tuple[str, Tensor]]:
+    """All weights under released names; a table that lies in a file is read when its turn comes."""
+    yield from to_released(model.state_dict()).items()
+    for layer, engram in model.engrams.items():
+        if not engram.owns_table:
+            yield f"layers.{layer}.engram.embed.weight", engram.table()
+
+
 def _stored_tensors(model: Model, quantize: bool) -> Iterator[dict[str, Tensor]]:
     """What is stored for each parameter: itself, or codes and scales."""
-    for name, tensor in to_released(model.state_dict()).items():
+    for name, tensor in _weights(model):
         form = format_to_write(name) if quantize else None
         if form is None:
             yield {name: tensor.cpu().contiguous()}

@@ -86,11 +86,12 @@ class Cache:
                 store.reserve(n_tokens // self.plan[layer].ratio)
 
     def tokens(self, n_new: int, pads: list[int] | None = None, *, counters: Counters | None = None,
-               trace: Trace | None = None) -> Tokens:  # fmt: skip
+               trace: Trace | None = None,
+               following: tuple[Tensor, list[int] | None] | None = None) -> Tokens:  # fmt: skip
         """The context of the next n_new columns; pads[b] of them, the first, are padding in batch row b."""
         pads = pads if pads is not None and any(pads) else None
         first = [length - (pads[b] if pads else 0) for b, length in enumerate(self.lengths)]
-        return Tokens(self, first, n_new, pads, counters or Counters(), trace)
+        return Tokens(self, first, n_new, pads, counters or Counters(), trace, following)
 
     def segment(self, n_last: int, new: list[int], *, counters: Counters | None = None) -> Tokens:
         """The context in which the decoder runs on the last n_last columns of a prompt of new[b] tokens.

@@ -126,8 +126,9 @@ class Session:
         self, cache: Cache, ids: Tensor, pads: list[int] | None, chunk: int
     ) -> Iterator[tuple[Tensor, Tokens]]:
         """New columns, piece by piece; the cache counts them once the encoder has seen them."""
-        for part, part_pads in pieces(ids, pads, chunk):
-            yield part, cache.tokens(part.shape[1], part_pads, counters=self.counters)
+        parts = list(pieces(ids, pads, chunk))
+        for (part, part_pads), following in zip(parts, [*parts[1:], None], strict=True):
+            yield part, cache.tokens(part.shape[1], part_pads, counters=self.counters, following=following)
             cache.advance(part, part_pads)
 
     def read(

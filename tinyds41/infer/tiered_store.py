@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from tinyds41.infer.host_rows import HostRows
 from tinyds41.infer.store import LIFETIME_S, Store
 from tinyds41.infer.window_pool import WindowPool
 from tinyds41.model.transformer import Model
@@ -28,12 +29,20 @@ def model_key(model: Model) -> str:
         flat = tensor.detach().contiguous().view(-1)
         for piece in flat.split(1 << 24) if flat.numel() else ():
             digest.update(piece.cpu().view(torch.uint8).numpy())
+    for layer, header in _tables_in_files(model):
+        digest.update(f"table of layer {layer}: {header}".encode())
     return digest.hexdigest()
 
 
-def _weights(model: Model) -> tuple[tuple[int, int], ...]:
+def _tables_in_files(model: Model) -> list[tuple[int, str]]:
+    """By layer, the header of its table's file, which holds a hash of the rows."""
+    return [(layer, json.dumps(engram.embed.table.header, sort_keys=True)) for layer, engram in model.engrams.items()
+            if isinstance(engram.embed, HostRows)]  # fmt: skip
+
+
+def _weights(model: Model) -> tuple[tuple[int, int | str], ...]:
     """Changes with every assignment to a weight, in place or not."""
-    return tuple((tensor.data_ptr(), tensor._version) for tensor in model.parameters())
+    return (*((tensor.data_ptr(), tensor._version) for tensor in model.parameters()), *_tables_in_files(model))
 
 
 class TieredStore:

@@ -21,13 +21,14 @@ class Tokens:
     """New tokens that read and extend a cache: the `Context` of prefill, decode and replay.
 
     first[b] is the position of column 0 in batch row b; columns before pads[b] are padding. Shapes: positions [B,S].
+    following: the ids [B,S'] that will come after these and how many of them are padding, where that is known.
     """
 
     def __init__(self, cache: Cache, first: list[int], n_new: int, pads: list[int] | None, counters: Counters,
-                 trace: Trace | None):  # fmt: skip
+                 trace: Trace | None, following: tuple[Tensor, list[int] | None] | None = None):  # fmt: skip
         self.cache, self.config, self.plan = cache, cache.config, cache.plan
         self.counters, self.trace, self.pads = counters, trace, pads
-        self.n_new, self.device = n_new, cache.device
+        self.n_new, self.device, self.following = n_new, cache.device, following
         column = torch.arange(n_new, device=self.device)
         start = torch.tensor(first, device=self.device).unsqueeze(1)
         if pads is None:
@@ -120,3 +121,16 @@ class Tokens:
         absent = torch.arange(rows.shape[1], device=self.device) < torch.tensor(start, device=self.device).unsqueeze(1)
         rows = torch.cat([rows.new_full((rows.shape[0], n - 1), -1), rows.masked_fill(absent, -1)], 1)
         return rows.unfold(1, n, 1)[:, -self.n_new :].flip(-1)
+
+    def look_ahead(self, n: int) -> Tensor | None:
+        """As `look_back` of `following`, once `look_back` has been asked for the present tokens."""
+        if self.following is None:
+            return None
+        ids, pads = self.following
+        rows = torch.cat([ids.new_full((ids.shape[0], n - 1), -1), ids], 1)
+        for b, pad in enumerate(pads or [0] * len(rows)):
+            begin = n - 1 + pad  # the past ends where the row's own tokens begin
+            past = self.cache.history.latest(b, begin)
+            rows[b, :begin] = -1
+            rows[b, begin - len(past) : begin] = past
+        return rows.unfold(1, n, 1).flip(-1)

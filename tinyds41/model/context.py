@@ -67,6 +67,10 @@ class Context(Protocol):
         """Each token id with its n-1 predecessors; -1 where there is none. Shapes: [B,S] -> [B,S,n]."""
         ...
 
+    def look_ahead(self, n: int) -> Tensor | None:
+        """What `look_back` will return for the tokens after these, where they are known. Shapes: [B,S',n]."""
+        ...
+
 
 class Sequence:
     """Whole sequences at once, as floats with gradients.
@@ -131,6 +135,9 @@ class Sequence:
             earlier = F.pad(ids, (i, 0), value=-1)[:, : ids.shape[1]]
             steps.append(earlier.masked_fill(self.positions < i, -1))
         return torch.stack(steps, -1)
+
+    def look_ahead(self, n: int) -> None:
+        return None
 
     def _layout(self, ratio: int) -> _Layout:
         if self.packed:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -46,6 +48,16 @@ def table_primes(config: Config) -> list[list[int]]:
                 primes.append(prime)
         tables.append(primes)
     return tables
+
+
+def checked_primes(config: Config, table: int) -> list[int]:
+    """The sizes of one table's columns. Raises: ValueError when they do not add up to engram_num_embeddings."""
+    primes, n_rows = table_primes(config)[table], config.engram_num_embeddings[table]
+    if sum(primes) != n_rows:
+        raise ValueError(
+            f"engram_num_embeddings[{table}]={n_rows}, but the primes from engram_vocab_size="
+            f"{config.engram_vocab_size} add up to {sum(primes)}")  # fmt: skip
+    return primes
 
 
 def _next_prime(above: int, used: set[int]) -> int:
@@ -94,21 +106,21 @@ class Engram(nn.Module):
 
     A token reads one row per order and head (24 in `flash`).
 
+    embed: what the rows are read from in place of a table of the model's own: a module that turns addresses
+        [B,S,columns] into rows [B,S,columns,head_dim] that are rounded already, with `num_embeddings` and
+        `embedding_dim`. Where it has `wants(n)` and `fetch(addresses)`, it is told n addresses ahead of their use.
+
     Source: spec 9. Lesson: 10.
 
-    Raises: ValueError when the primes do not add up to engram_num_embeddings, or the token map does not fit.
+    Raises: ValueError when the primes do not add up to engram_num_embeddings, the token map does not fit, or `embed` is
+        of another size or stands in a model that reads its rows unrounded.
     """
 
-    def __init__(self, config: Config, table: int):
+    def __init__(self, config: Config, table: int, embed: nn.Module | None = None):
         super().__init__()
         self.config = config
         self.path = f"layers.{config.engram_layer_ids[table]}.engram"
-        primes = table_primes(config)[table]
-        n_rows = config.engram_num_embeddings[table]
-        if sum(primes) != n_rows:
-            raise ValueError(
-                f"engram_num_embeddings[{table}]={n_rows}, but the primes from engram_vocab_size="
-                f"{config.engram_vocab_size} add up to {sum(primes)}")  # fmt: skip
+        primes = checked_primes(config, table)
         assert config.engram_compressed_vocab_size and config.engram_max_ngram_size and config.engram_head_dim
         layer = config.engram_layer_ids[table]
         self.multipliers = multipliers(layer, config.engram_compressed_vocab_size, config.engram_max_ngram_size)
@@ -117,11 +129,41 @@ class Engram(nn.Module):
         # Set by the model: the tokenizer's compressed id of each token. Derived, so never saved.
         self.register_buffer("token_map", torch.empty(config.vocab_size, dtype=torch.long), persistent=False)
         width, n_streams = config.hidden_size, config.hc_mult
-        # Without an initialisation of its own, as in `Model`.
-        self.embed = nn.Embedding.from_pretrained(torch.empty(n_rows, config.engram_head_dim), freeze=False)
+        self._table_shape = config.engram_num_embeddings[table], config.engram_head_dim
+        self.embed: nn.Module
+        if embed is None:  # without an initialisation of its own, as in `Model`
+            self.embed = nn.Embedding.from_pretrained(torch.empty(self._table_shape), freeze=False)
+        else:
+            self.read_from(embed)
         self.wkv = Linear(len(primes) * config.engram_head_dim, (n_streams + 1) * width)
         self.q_weight = nn.Parameter(torch.ones(n_streams, width))
         self.k_weight = nn.Parameter(torch.ones(n_streams, width))
+
+    def read_from(self, embed: nn.Module) -> None:
+        """Puts `embed` in the place of the table, which is freed. Raises: ValueError as the constructor."""
+        shape = embed.num_embeddings, embed.embedding_dim
+        if shape != self._table_shape:
+            raise ValueError(f"{self.path}: a table of shape {shape}, the config's is {self._table_shape}")
+        if not self.config.quantize_engram:
+            raise ValueError(f"{self.path}: quantize_engram=False reads rows unrounded, those given are rounded")
+        self.embed = embed
+
+    @property
+    def owns_table(self) -> bool:
+        """Whether the table is among the model's parameters."""
+        return isinstance(self.embed, nn.Embedding)
+
+    def table(self) -> Tensor:
+        """The whole table, in the dtype of the model. Shapes: [rows, head_dim]."""
+        weight = self.embed.weight
+        assert isinstance(weight, Tensor)
+        return weight.to(self.wkv.weight.dtype)
+
+    def fetch(self, lookback: Tensor) -> None:
+        """Tells a table outside the model, if it listens, which rows will be read. Shapes: [B,S,n] token ids."""
+        ahead: Any = self.embed
+        if hasattr(ahead, "fetch") and ahead.wants(lookback[..., 0].numel() * len(self.primes)):
+            ahead.fetch(self.rows(lookback))
 
     def rows(self, lookback: Tensor) -> Tensor:
         """Addresses in the table, from token ids alone. Shapes: [B,S,n] -> int64 [B,S,columns]."""
@@ -139,7 +181,9 @@ class Engram(nn.Module):
         """
         rows_BSX = self.rows(lookback)
         memory = self.embed(rows_BSX)
-        if self.config.quantize_engram:
+        if not self.owns_table:
+            memory = memory.to(self.wkv.weight)  # which gives device and dtype
+        elif self.config.quantize_engram:
             memory = ENGRAM.fake_quant(memory)
         alive = ctx.alive & (lookback[..., 0] != self.config.engram_pad_token_id)
         new_BSND, gate_BSN, value_BSD = self.read(streams, memory.flatten(2), alive)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,25 +38,29 @@ class Model(nn.Module):
     token_map: the tokenizer's compressed ids [V], where the tokenizer itself is not at hand.
     seed: of the initial weights, None leaves them unset for who fills all of them; the global random state is
         neither read nor changed.
+    engram: by layer, what Engram reads its rows from in place of a table of the model's own (`infer/host_rows.py`).
 
-    Raises: MemoryError before allocating when the weights cannot fit; ValueError for a tokenizer of another model.
+    Raises: MemoryError before allocating when the weights cannot fit; ValueError for a tokenizer of another model, and
+        as `Engram`.
     Source: spec 1-9.
     """
 
     def __init__(
         self, config: Config, *, tokenizer: Tokenizer | None = None, token_map: Tensor | None = None,
         ops: Ops | None = None, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu",
-        seed: int | None = 0,
+        seed: int | None = 0, engram: Mapping[int, nn.Module] | None = None,
     ):  # fmt: skip
         super().__init__()
         if dtype not in DTYPES:
             raise ValueError(f"dtype={dtype} is none of {', '.join(map(str, DTYPES))}")
         self.config, self.tokenizer = config, tokenizer
+        if engram and set(engram) - set(config.engram_layer_ids):
+            raise ValueError(f"engram={sorted(engram)}: the layers with Engram are {list(config.engram_layer_ids)}")
         if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
             raise ValueError(f"the tokenizer has {tokenizer.vocab_size} ids, vocab_size is {config.vocab_size}")
         ops, device = ops or Ops.plain(), require_device(device)
         with torch.device("meta"):
-            self._build(config, ops)
+            self._build(config, ops, engram or {})
             self.to(dtype)
         if device.type != "meta":
             n_parameters = sum(parameter.numel() for parameter in self.parameters())
@@ -65,13 +70,13 @@ class Model(nn.Module):
             if seed is not None:
                 initialise(self, seed)
 
-    def _build(self, config: Config, ops: Ops) -> None:
+    def _build(self, config: Config, ops: Ops, outside: Mapping[int, nn.Module]) -> None:
         ropes = {compressed: Rope(config, compressed=compressed) for compressed in (False, True)}
         # Not nn.Embedding(...): its initialisation on the meta device imports the compiler, seconds for nothing.
         self.embed = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, config.hidden_size), freeze=False)
         self.layers = nn.ModuleList()
         for layer in self.plan:
-            engram = None if layer.engram is None else Engram(config, layer.engram)
+            engram = None if layer.engram is None else Engram(config, layer.engram, outside.get(layer.layer))
             self.layers.append(Block(config, layer, ops, ropes, engram))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.head = Linear(config.hidden_size, config.vocab_size)
@@ -88,13 +93,18 @@ class Model(nn.Module):
             missing = self.config.vocab_size - token_map.shape[0]
             token_map = F.pad(token_map, (0, missing), value=int(token_map[self.config.engram_pad_token_id]))
         token_map = identity_map(self.config) if token_map is None else check_token_map(self.config, token_map)
-        for block in self.layers:
-            if isinstance(block, Block) and block.engram is not None:
-                block.engram.token_map = token_map.to(device)
+        for engram in self.engrams.values():
+            engram.token_map = token_map.to(device)
 
     @property
     def plan(self) -> Plan:
         return self.config.plan()
+
+    @property
+    def engrams(self) -> dict[int, Engram]:
+        """The Engram modules by layer."""
+        blocks = ((layer, self.layers[layer]) for layer in self.config.engram_layer_ids)
+        return {layer: block.engram for layer, block in blocks if isinstance(block, Block) and block.engram is not None}
 
     @property
     def device(self) -> torch.device:
@@ -137,6 +147,9 @@ class Model(nn.Module):
         if self.config.engram_layer_ids:
             assert self.config.engram_max_ngram_size
             lookback = ctx.look_back(ids, self.config.engram_max_ngram_size)
+            last = len(self.layers) if self.plan.boundary is None else self.plan.boundary + 1
+            self._fetch(range(last), lookback)
+            self._fetch(range(last), ctx.look_ahead(self.config.engram_max_ngram_size))
         carry = Carry.start(embedded, self.config.hc_mult, lookback)
         for block in self.layers[: self.plan.n_encoder]:
             carry = block(carry, ctx)
@@ -146,10 +159,17 @@ class Model(nn.Module):
         """Decoder layers on the tokens in `carry`; the boundary layer's entries are already written."""
         if self.plan.boundary is None:
             return carry
+        self._fetch(range(self.plan.boundary + 1, len(self.layers)), carry.lookback)
         carry = self._boundary.finish(carry, ctx)
         for block in self.layers[self.plan.boundary + 1 :]:
             carry = block(carry, ctx)
         return carry
+
+    def _fetch(self, layers: range, lookback: Tensor | None) -> None:
+        """Tells the tables of these layers which rows will be read, where they lie outside. Source: spec 9.4."""
+        for layer, engram in self.engrams.items():
+            if layer in layers and lookback is not None:
+                engram.fetch(lookback)
 
     def logits(self, carry: Carry) -> Tensor:
         """W_head RMSNorm(sum_i mix_i X_i), with the last sub-layer's pre.

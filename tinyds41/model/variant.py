@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tinyds41.model.engram import Engram
 from tinyds41.model.transformer import Model
 
 
@@ -12,19 +11,20 @@ def variant(model: Model, **changes: Any) -> Model:
     """A model with `changes` in its config and the weights of `model`, which both then share.
 
     `variant(model, quantize_cache=False)`, `variant(model, sliding_window=4)`. Weights that the new config has no use
-    for, such as Engram's without Engram layers, are left out.
+    for, such as Engram's without Engram layers, are left out. Tables that lie in files are shared too.
 
     Raises: ValueError naming a config field that is wrong, or the weights that the new config lacks.
     """
     config = model.config.replace(**changes)
-    other = Model(config, tokenizer=model.tokenizer, device="meta")
+    outside = {layer: engram.embed for layer, engram in model.engrams.items()
+               if not engram.owns_table and layer in config.engram_layer_ids}  # fmt: skip
+    other = Model(config, tokenizer=model.tokenizer, device="meta", engram=outside)
     weights, wanted = model.state_dict(), other.state_dict()
     misfits = [name for name, weight in wanted.items() if name not in weights or weights[name].shape != weight.shape]
     if misfits:
         raise ValueError(f"{changes} needs other weights than the model has, in {len(misfits)} tensors: {misfits[0]}")
     other.load_state_dict({name: weights[name] for name in wanted}, assign=True)
     buffers = dict(model.named_buffers(remove_duplicate=False))  # one map serves all tables
-    for name, module in other.named_modules():
-        if isinstance(module, Engram):
-            module.token_map = buffers[f"{name}.token_map"]  # derived, so in no state
+    for layer, engram in other.engrams.items():
+        engram.token_map = buffers[f"layers.{layer}.engram.token_map"]  # derived, so in no state
     return other

@@ -109,7 +109,8 @@ def plot_work_by_generation(
         labels.append((curve[-1].total, f"{model} {_times(curve[-1].total / curve[0].total)}×", colour))
     label_right(ax, labels, apart=0.075)
     ax.xaxis.set_major_formatter(FuncFormatter(lambda n, _: tokens(int(n))))
-    ax.yaxis.set_major_locator(LogLocator(base=10))
+    # A power of ten alone says little where there are two of them at most.
+    ax.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5) if max(totals) < 100 * min(totals) else (1,)))
     ax.yaxis.set_major_formatter(FuncFormatter(flops))
     ax.yaxis.set_minor_locator(NullLocator())
     ax.set(xlabel=f"context, tokens (log scale)\n{accounting}: {_meaning(accounting)}",
