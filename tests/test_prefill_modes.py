@@ -50,12 +50,13 @@ def test_the_decoders_share_of_a_prompt():
         decoder_tokens(SHORT, "lazy")
 
 
-class Footsteps:
-    """A model that only notes which tokens pass; their ids are their positions, and its logits their ids."""
+class Footsteps(Model):
+    """Without weights: it only notes which tokens pass; their ids are their positions, and its logits their ids."""
 
     dtype, device = torch.float32, torch.device("cpu")
 
     def __init__(self, config: Config):
+        torch.nn.Module.__init__(self)
         self.config, self.decodes = config, 0
 
     def check(self, ids: Tensor) -> None:

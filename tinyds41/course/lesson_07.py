@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from tinyds41.config import Config
+from tinyds41.cost.kv_bytes import kv_bytes
 from tinyds41.course.exercises import judge
-from tinyds41.infer.cache import Cache
 from tinyds41.infer.replay import first_replayed
 from tinyds41.infer.session import Session
 from tinyds41.infer.tiered_store import TieredStore
@@ -98,7 +98,7 @@ def check_at_par(answer: Callable[[Config], float]) -> None:
     def complaint(answer: Callable[[Config], float]) -> str | None:
         for name in ("flash", "small", "toy"):
             config = Config.preset(name)
-            from_rows = encoder_window_bytes(config) / _bytes_per_token(config)
+            from_rows = encoder_window_bytes(config) / kv_bytes(config).bytes_per_token
             if abs(answer(config) / from_rows - 1) > 1e-6:
                 return f"{name}: {answer(config):.1f} tokens is wrong"
         return None
@@ -107,13 +107,7 @@ def check_at_par(answer: Callable[[Config], float]) -> None:
 
 
 def encoder_window_bytes(config: Config) -> int:
-    """Of full windows, from the rows of an empty cache's buffers."""
-    cache = Cache(config)
-    rows = cache.windows[: cache.plan.n_encoder]
-    return sum(config.sliding_window * window.buffer[0, 0].numel() * window.buffer.element_size() for window in rows)
-
-
-def _bytes_per_token(config: Config) -> float:
-    cache = Cache(config)
-    return sum(store.row_bytes / cache.plan[layer].ratio for layer, source in cache.sources.items()
-               for store in (source.kv, source.keys))  # fmt: skip
+    """Of one sequence, once they are full."""
+    encoder = {layer.layer for layer in config.plan() if layer.half == "encoder"}
+    windows = kv_bytes(config).of("window")
+    return sum(row.row_bytes * (row.max_rows or 0) for row in windows if row.layer in encoder)

@@ -23,6 +23,7 @@ from tinyds41.model.transformer import Model
 from tinyds41.show.cost_plots import kv_rows, plot_decode_work, plot_kv_bytes, plot_parameters
 from tinyds41.show.observations import LOAD_NAMES, SELECTION_NAMES, expert_loads, selection_spans
 from tinyds41.show.plan_plot import plot_layer_plan
+from tinyds41.show.readme_figures import CONTEXTS
 from tinyds41.show.run_plots import LossPoint, plot_expert_load, plot_loss, plot_selection
 from tinyds41.tokenizer import Tokenizer
 from tinyds41.trace import Trace
@@ -33,7 +34,6 @@ from tinyds41.train.trainer import History, train
 TEXT = "plays"
 LENGTH, BATCH_SIZE = 256, 8
 LONG = 512  # the context whose last query is shown: twice what the model was trained on
-CONTEXTS = [2**power for power in range(12, 21)]
 
 
 @dataclass(frozen=True, kw_only=True)
