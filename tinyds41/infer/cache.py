@@ -14,7 +14,7 @@ from tinyds41.config import Config
 from tinyds41.formats import GLOBAL, INDEX, WINDOW, Format
 from tinyds41.infer.fill import fill
 from tinyds41.infer.report import CacheReport, StoreBytes
-from tinyds41.infer.stores import Growing, Recent
+from tinyds41.infer.stores import ENDLESS, Growing, Recent
 from tinyds41.infer.tokens import Tokens
 from tinyds41.memory import require_device
 from tinyds41.trace import Counters, Trace
@@ -55,6 +55,9 @@ class Cache:
         self.texts = [array("i") for _ in range(batch)]
         # Below these lengths nothing can be cut exactly: the decoder ran on the end of a prompt only.
         self.floors = [0] * batch
+        # How far global rows are those of reading anew, and from where on window rows are; see `replay`.
+        self.exact, self.exact_windows = [ENDLESS] * batch, [0] * batch
+        self.filled = False  # with random rows, which are nobody's text
         self.windows = [self._window(batch) for _ in self.plan]
         self.sources = {layer.layer: self._source(batch, layer.ratio) for layer in self.plan if layer.writes_globals}
         back = (config.engram_max_ngram_size or 1) - 1
@@ -131,6 +134,7 @@ class Cache:
             raise ValueError(
                 f"fill with {n_tokens} tokens: max_position_embeddings={self.config.max_position_embeddings}")
         fill(self, n_tokens, seed)
+        self.filled = True
 
     def truncate(self, lengths: list[int]) -> None:
         """Takes back the tokens from lengths[b] on: as if they had never been.
@@ -152,7 +156,10 @@ class Cache:
         self.lengths = list(lengths)
         for text, n in zip(self.texts, lengths, strict=True):
             del text[n:]
-        self.floors = [0 if n == 0 else floor for n, floor in zip(lengths, self.floors, strict=True)]
+        for b, n in enumerate(lengths):
+            if n == 0:
+                self.floors[b], self.exact[b], self.exact_windows[b] = 0, ENDLESS, 0
+        self.filled = self.filled and any(lengths)
 
     def _check_cut(self, b: int, n: int) -> None:
         length = self.lengths[b]
@@ -189,6 +196,7 @@ class Cache:
         twin = Cache.__new__(Cache)
         twin.__dict__.update(self.__dict__)
         twin.lengths, twin.floors = list(self.lengths), list(self.floors)
+        twin.exact, twin.exact_windows = list(self.exact), list(self.exact_windows)
         twin.texts = [text[:] for text in self.texts]
         twin.windows, twin.history = [window.fork() for window in self.windows], self.history.fork()
         twin.sources = {
@@ -207,6 +215,7 @@ class Cache:
         for recent in (*self.windows, self.history):
             recent.reorder(rows)
         self.lengths, self.floors = ([values[b] for b in rows] for values in (self.lengths, self.floors))
+        self.exact, self.exact_windows = ([values[b] for b in rows] for values in (self.exact, self.exact_windows))
         self.texts = [self.texts[b][:] for b in rows]
 
     def fingerprint(self) -> str:

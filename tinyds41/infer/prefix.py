@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tinyds41.infer.stores import Growing, Recent
+from tinyds41.infer.stores import ENDLESS, Growing, Recent
 
 if TYPE_CHECKING:
     from tinyds41.infer.cache import Cache
@@ -26,10 +26,16 @@ def _stores(cache: Cache) -> Iterator[tuple[Growing, int]]:
 def pack(cache: Cache, b: int, start: int, end: int) -> bytes:
     """The global rows and index keys of the groups that end in tokens start..end-1 of batch row b.
 
-    The rows lie as in the cache, source after source, KV before keys. Source: spec 6.
+    The rows lie as in the cache, source after source, KV before keys, behind a byte that says whether they are those of
+    reading the text anew or came after a bounded replay. Source: spec 6.
     """
     parts = (store.stored(b, start // ratio, end // ratio) for store, ratio in _stores(cache))
-    return b"".join(rows.contiguous().view(torch.uint8).cpu().numpy().tobytes() for rows in parts)
+    return bytes([end <= cache.exact[b]]) + b"".join(rows.contiguous().view(torch.uint8).cpu().numpy().tobytes() for rows in parts)
+
+
+def n_exact(blocks: Sequence[bytes]) -> int:
+    """How many blocks come before the first with rows that came after a bounded replay."""
+    return next((number for number, block in enumerate(blocks) if block[:1] != b"\1"), len(blocks))
 
 
 def restore(cache: Cache, text: Sequence[int], blocks: Sequence[bytes], block_tokens: int) -> None:
@@ -39,7 +45,7 @@ def restore(cache: Cache, text: Sequence[int], blocks: Sequence[bytes], block_to
     """
     n_tokens = len(blocks) * block_tokens
     cache.reserve(n_tokens)
-    offsets = [0] * len(blocks)
+    offsets = [1] * len(blocks)
     for store, ratio in _stores(cache):
         rows = []
         for number, block in enumerate(blocks):
@@ -54,7 +60,8 @@ def restore(cache: Cache, text: Sequence[int], blocks: Sequence[bytes], block_to
             store.append_packed(data.view(store.row[1]).view(1, -1, store.row[0]).to(store.device))
     for number, block in enumerate(blocks):
         if offsets[number] != len(block):
-            raise ValueError(f"block {number} has {len(block)} bytes, its rows take {offsets[number]}")
+            raise ValueError(f"block {number} has {len(block)} bytes, its rows and their mark take {offsets[number]}")
+    cache.exact = [n_exact(blocks) * block_tokens if n_exact(blocks) < len(blocks) else ENDLESS]
     cache.texts = [array("i", text)]
     cache.lengths = [n_tokens]
 
@@ -65,14 +72,21 @@ class Windows:
 
     length: int  # tokens of the text
     rows: tuple[Tensor, ...]
+    exact: bool  # those of reading the text anew
 
     @classmethod
     def of(cls, cache: Cache, b: int = 0, length: int | None = None) -> Windows:
-        """Those of batch row b when it had `length` tokens, as far as the rows are still there."""
+        """Those of batch row b when it had `length` tokens, as far as the rows are still there.
+
+        Where any are those of reading anew, the ones before them, at the start of an exact replay, are left out.
+        """
         length = cache.lengths[b] if length is None else length
         behind = cache.lengths[b] - length
-        kept = ((recent, recent.latest(b, recent.keep)) for recent in _recents(cache))
-        return cls(length, tuple(rows[: max(0, len(rows) - behind)].clone() for _, rows in kept))
+        exact = cache.exact_windows[b] <= length
+        most = length - cache.exact_windows[b] if exact else length
+        kept = (recent.latest(b, recent.keep) for recent in _recents(cache))
+        kept = (rows[: max(0, len(rows) - behind)] for rows in kept)
+        return cls(length, tuple(rows[max(0, len(rows) - most) :].clone() for rows in kept), exact)
 
     @property
     def n_bytes(self) -> int:
@@ -91,6 +105,7 @@ class Windows:
             kept = rows[: len(rows) - (self.length - length)]
             if len(kept):
                 recent.append(kept.unsqueeze(0), None, 0)
+        cache.exact_windows = [0 if self.exact else ENDLESS]
         cache.remember(text[:length])
 
 

@@ -14,9 +14,11 @@ from torch import Tensor
 from tinyds41.config import Config
 from tinyds41.infer.padding import pieces
 from tinyds41.infer.prefill_modes import decoder_tokens
-from tinyds41.infer.prefix import Windows, pack, restore
+from tinyds41.infer.prefix import Windows, n_exact, pack, restore
+from tinyds41.infer.stores import ENDLESS
 from tinyds41.infer.tiered_store import TieredStore
 from tinyds41.infer.tokens import Tokens
+from tinyds41.trace import Counters
 
 if TYPE_CHECKING:
     from tinyds41.infer.cache import Cache
@@ -77,9 +79,12 @@ def resume(
         raise ValueError(f"resume takes one row, ids have {len(ids)}: rows of a batch would be found at other lengths")
     _check(store, session, namespace)
     session.start()
+    session.counters = Counters()
     text, session.resumed = ids[0].tolist(), None
     with session.writing() as cache:
         payloads = store.blocks.read(text, namespace)
+        if replay == "exact":  # what a bounded replay left is read anew
+            payloads = payloads[: n_exact(payloads)]
         found = len(payloads) * store.block_tokens
         mode = "exact" if replay == "exact" or not found else "bounded"
         n_tokens, share = len(text), decoder_tokens(cache.config, mode)
@@ -87,6 +92,8 @@ def resume(
         n_last = 1 if cache.plan.boundary is None else n_tokens if share is None else min(share, n_tokens)
         restore(cache, text[:found], payloads, store.block_tokens)
         start, windows = _windows(cache, store, text[:found], max(0, n_last - (n_tokens - found)), replay, namespace)
+        if cache.exact[0] < found or cache.exact_windows[0] > found:  # then so is all that comes behind them
+            cache.exact, cache.exact_windows = [min(cache.exact[0], found)], [ENDLESS]
         steps = chain(
             again(session, cache, ids[:, start:found], start, chunk),
             _remembered(session, cache, store, ids[:, found:], chunk, namespace))  # fmt: skip
@@ -103,11 +110,15 @@ def _windows(
     if not found:
         return 0, "none"
     windows = store.windows.get(store.blocks.keys(text, namespace)[-1])
-    if isinstance(windows, Windows) and windows.reaches(cache, found - needed):
+    usable = isinstance(windows, Windows) and (windows.exact or replay != "exact")
+    if usable and windows.reaches(cache, found - needed):
         windows.restore(cache, text, found - needed)
         return found - needed, "pool"
     start = first_replayed(cache.config, found, needed, replay)
     cache.remember(text[:start])
+    # The windows of each layer are cut at the start, so what reads those of all layers is exact so much later.
+    exact = start + cache.plan.n_encoder * (cache.config.sliding_window - 1) if start else 0
+    cache.exact_windows = [exact if exact <= found else ENDLESS]
     return start, "replay"
 
 
@@ -153,6 +164,8 @@ def save(session: Session, store: TieredStore, namespace: str) -> int:
     """See `Session.save`."""
     cache, written = session.cache, 0
     _check(store, session, namespace)
+    if cache.filled:
+        raise ValueError("the session was filled with random rows: a store would give them to who reads that text")
     for b, text in enumerate(cache.texts):
         written += store.blocks.write(text.tolist(), partial(pack, cache, b), namespace)
         keep_windows(cache, store, namespace, b)

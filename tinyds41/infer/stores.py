@@ -8,6 +8,7 @@ from torch import Tensor
 from tinyds41.formats import Format, Rows
 
 FIRST_CHUNK = 1024  # rows; every further chunk at least doubles the store, so a million rows are eleven chunks
+ENDLESS = 1 << 62  # rows or tokens, more than there will ever be
 SLACK = 256  # spare rows: of a `Growing` behind a prompt, of a `Recent` before its latest rows move to the front
 
 

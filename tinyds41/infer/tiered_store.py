@@ -14,7 +14,7 @@ from tinyds41.infer.window_pool import WindowPool
 from tinyds41.model.transformer import Model
 
 BLOCK_TOKENS = 64
-VERSION = 1  # of the bytes in a block
+VERSION = 2  # of the bytes in a block
 
 
 def model_key(model: Model) -> str:
