@@ -123,6 +123,7 @@ def _windows(
 
 
 def again(session: Session, cache: Cache, ids: Tensor, start: int, chunk: int) -> Iterator[tuple[Tensor, Tokens]]:
+    """The found tokens from `start` on, for the encoder to make their windows anew."""
     for part, _ in pieces(ids, None, chunk) if ids.shape[1] else ():
         yield part, Replay(cache, [start], part.shape[1], None, session.counters, None)
         start += part.shape[1]

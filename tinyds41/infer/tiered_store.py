@@ -41,7 +41,10 @@ def _tables_in_files(model: Model) -> list[tuple[int, str]]:
 
 
 def _weights(model: Model) -> tuple[tuple[int, int | str], ...]:
-    """Changes with every assignment to a weight, in place or not."""
+    """Changes with every assignment to a weight, in place or not.
+
+    PyTorch has no public name for the number of in-place changes; `.data` escapes it.
+    """
     return (*((tensor.data_ptr(), tensor._version) for tensor in model.parameters()), *_tables_in_files(model))
 
 
