@@ -30,7 +30,8 @@ def pack(cache: Cache, b: int, start: int, end: int) -> bytes:
     reading the text anew or came after a bounded replay. Source: spec 6.
     """
     parts = (store.stored(b, start // ratio, end // ratio) for store, ratio in _stores(cache))
-    return bytes([end <= cache.exact[b]]) + b"".join(rows.contiguous().view(torch.uint8).cpu().numpy().tobytes() for rows in parts)
+    mark = bytes([end <= cache.exact[b]])
+    return mark + b"".join(rows.contiguous().view(torch.uint8).cpu().numpy().tobytes() for rows in parts)
 
 
 def n_exact(blocks: Sequence[bytes]) -> int:

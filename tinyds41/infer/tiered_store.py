@@ -52,7 +52,8 @@ class TieredStore:
     """The persistent cache of one model: which tokens were read, and what is kept of them.
 
     Blocks of `block_tokens` tokens, global KV and index keys alone, lie in the file under a hash of all tokens up to
-    their end; windows of the encoder lie in memory. `Session.resume` reads, `Session.save` writes.
+    their end; windows of the encoder lie in memory. `Session.resume` reads, `Session.save` writes. Rows and windows
+    that came after a bounded replay are marked, so that an exact resume passes them over.
 
     budget_bytes: of the file; the least recently used blocks leave first, also before their `lifetime_s`.
     window_bytes: of the pool in memory, 10 % of the machine's without it. block_tokens: a smaller block is found
