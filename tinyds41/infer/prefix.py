@@ -30,7 +30,8 @@ def pack(cache: Cache, b: int, start: int, end: int) -> bytes:
     reading the text anew or came after a bounded replay. Source: spec 6.
     """
     parts = (store.stored(b, start // ratio, end // ratio) for store, ratio in _stores(cache))
-    return bytes([end <= cache.exact[b]]) + b"".join(rows.contiguous().view(torch.uint8).cpu().numpy().tobytes() for rows in parts)
+    data = b"".join(rows.contiguous().view(torch.uint8).cpu().numpy().tobytes() for rows in parts)
+    return bytes([end <= cache.exact[b]]) + data
 
 
 def n_exact(blocks: Sequence[bytes]) -> int:
@@ -61,7 +62,8 @@ def restore(cache: Cache, text: Sequence[int], blocks: Sequence[bytes], block_to
     for number, block in enumerate(blocks):
         if offsets[number] != len(block):
             raise ValueError(f"block {number} has {len(block)} bytes, its rows and their mark take {offsets[number]}")
-    cache.exact = [n_exact(blocks) * block_tokens if n_exact(blocks) < len(blocks) else ENDLESS]
+    exact = n_exact(blocks)
+    cache.exact = [ENDLESS if exact == len(blocks) else exact * block_tokens]
     cache.texts = [array("i", text)]
     cache.lengths = [n_tokens]
 
