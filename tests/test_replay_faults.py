@@ -93,6 +93,18 @@ def test_a_replay_that_reaches_far_enough_is_exact_whatever_its_name(model, stor
         assert_read_anew(model, store, IDS[:, :55], found)
 
 
+def test_windows_outlive_the_inexact_rows_they_came_from(model, store):
+    """Rows leave the file and are read anew, while the pool still holds what came after the others."""
+    read(model, store, IDS[:, :30])
+    store.windows.clear()
+    read(model, store, IDS[:, :40])
+    read(model, store, IDS[:, :40], replay="exact")  # exact windows in the pool, over inexact rows in the file
+    read(model, store, IDS[:, :50])
+    store.blocks._opened().expire(float("inf"))
+    read(model, store, IDS[:, :60])
+    assert_read_anew(model, store, torch.cat([IDS[:, :50], IDS[:, 3:15]], 1), 50)
+
+
 @pytest.mark.parametrize("new", range(1, 14))
 def test_the_cut_windows_at_the_start_of_an_exact_replay_are_not_kept(tmp_path, model, new):
     """They are there, but only the later ones are those of reading anew."""

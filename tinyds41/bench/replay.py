@@ -116,7 +116,7 @@ def read_windows(file: Path, like: Windows) -> Windows:
         n_bytes = shape.numel() * shape.element_size()
         rows.append(_tensor(data[offset : offset + n_bytes], shape))
         offset += n_bytes
-    return Windows(like.length, tuple(rows))
+    return Windows(like.length, tuple(rows), like.exact)
 
 
 def _tensor(data: bytes, like: Tensor) -> Tensor:

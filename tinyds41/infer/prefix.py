@@ -62,7 +62,8 @@ def restore(cache: Cache, text: Sequence[int], blocks: Sequence[bytes], block_to
     for number, block in enumerate(blocks):
         if offsets[number] != len(block):
             raise ValueError(f"block {number} has {len(block)} bytes, its rows and their mark take {offsets[number]}")
-    cache.exact = [n_exact(blocks) * block_tokens if n_exact(blocks) < len(blocks) else ENDLESS]
+    exact = n_exact(blocks)
+    cache.exact = [ENDLESS if exact == len(blocks) else exact * block_tokens]
     cache.texts = [array("i", text)]
     cache.lengths = [n_tokens]
 

@@ -110,8 +110,8 @@ def _windows(
     if not found:
         return 0, "none"
     windows = store.windows.get(store.blocks.keys(text, namespace)[-1])
-    usable = isinstance(windows, Windows) and (windows.exact or replay != "exact")
-    if usable and windows.reaches(cache, found - needed):
+    held = isinstance(windows, Windows) and windows.reaches(cache, found - needed)
+    if isinstance(windows, Windows) and held and (windows.exact or replay != "exact"):
         windows.restore(cache, text, found - needed)
         return found - needed, "pool"
     start = first_replayed(cache.config, found, needed, replay)

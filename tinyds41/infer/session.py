@@ -105,8 +105,8 @@ class Session:
 
         replay: "bounded" runs again on the last W found tokens, with windows that begin there, and lets the decoder
             run on the last W tokens of the prompt. That approximates. "exact" goes back as far as any window
-            reaches, some W tokens per layer, to what `prefill` would give. A number: as "bounded", with so many tokens
-            instead of W, or as many as the decoder wants.
+            reaches, some W tokens per layer, to what `prefill` would give; what came after a bounded replay is no hit
+            for it. A number: as "bounded", with so many tokens instead of W, or as many as the decoder wants.
 
         Shapes: ids [S] or [1,S] -> logits [1,V] of the last token.
         Raises: ValueError for a session that holds text, several rows, another replay, ids as in `check_ids`, a store
@@ -118,7 +118,9 @@ class Session:
     def save(self, store: TieredStore, *, namespace: str = "") -> int:
         """Writes the text's whole blocks that `store` does not have yet. Units: -> bytes written.
 
-        Raises: ValueError before the first prefill, for a store of another model.
+        What came after a bounded replay is marked: it is no hit for an exact one.
+
+        Raises: ValueError before the first prefill, for a store of another model, for a cache of random rows.
         """
         return save(self, store, namespace)
 
