@@ -36,8 +36,8 @@ def model():
 # ---- the same bits ----
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(("dtype", "rows"), [
+    (torch.float32, 1), (torch.float64, 3), (torch.bfloat16, 2), (torch.float16, 1)])  # fmt: skip
 def test_logits_are_the_same_bits(tmp_path, dtype, rows):
     """Dead tokens inside, padding on both sides, two documents in a row."""
     model, ids = scattered(SHORT, dtype), random_ids(rows, 11)
@@ -56,7 +56,7 @@ def test_logits_with_gradients_wanted_are_the_same_bits(tmp_path, model):
     assert torch.equal(moved(model, tmp_path)(ids), model(ids))
 
 
-@pytest.mark.parametrize("mode", ["exact", "bounded", "full"])
+@pytest.mark.parametrize("mode", ["exact", "bounded"])
 def test_a_session_is_the_same_in_every_bit(tmp_path, mode):
     """Prefill in chunks, rows of different length, decode, extend, truncate, a second prompt, generation."""
     model = scattered(BOTH_HALVES, torch.float32)
@@ -133,7 +133,7 @@ def test_a_model_with_tables_larger_than_memory_runs(tmp_path):
 
 def test_training_moves_everything_but_the_rows(tmp_path):
     """As with a frozen table in memory: the same loss and the same gradients, and the file stays as it was."""
-    frozen, ids = scattered(SHORT, torch.float32), random_ids(2, 9)
+    frozen, ids = scattered(SHORT, torch.float32), random_ids(1, 6)
     host = moved(frozen, tmp_path)
     frozen.layers[1].engram.embed.weight.requires_grad_(False)
     before = table_file(tmp_path, 1).read_bytes()
@@ -144,7 +144,9 @@ def test_training_moves_everything_but_the_rows(tmp_path):
     assert gradients[0].keys() == gradients[1].keys() and "layers.1.engram.wkv.weight" in gradients[1]
     for name, gradient in gradients[0].items():
         assert torch.equal(gradients[1][name], gradient), name
-    torch.optim.SGD(host.parameters(), 0.1).step()
+    with torch.no_grad():
+        for parameter in host.parameters():
+            parameter.sub_(0 if parameter.grad is None else parameter.grad)
     assert table_file(tmp_path, 1).read_bytes() == before
 
 
@@ -174,12 +176,12 @@ def test_a_variant_shares_the_files(tmp_path, model):
 
 @pytest.mark.parametrize("quantize", [False, True])
 def test_a_model_on_the_host_is_saved_with_its_tables(tmp_path, quantize):
-    model, ids = nano_model(), torch.arange(3, 27)[None]
+    model = nano_model()
     host = moved(model, tmp_path / "tables")
-    ds.save(host, tmp_path / "host", quantize=quantize)
-    ds.save(model, tmp_path / "model", quantize=quantize)
-    saved = ds.load(tmp_path / "host")
-    assert torch.equal(saved(ids), ds.load(tmp_path / "model")(ids))
+    saved = ds.load(ds.save(host, tmp_path / "host", quantize=quantize))
+    if not quantize:
+        ids = torch.arange(3, 9)[None]
+        assert torch.equal(saved(ids), model(ids))
     assert torch.equal(saved.layers[3].engram.table(), ENGRAM.fake_quant(model.layers[3].engram.table()))
 
 
@@ -187,7 +189,7 @@ def test_a_model_on_the_host_is_saved_with_its_tables(tmp_path, quantize):
     ({"max_shard_bytes": 100_000}, None), ({}, torch.bfloat16), ({"quantize": True}, None)])  # fmt: skip
 def test_a_folder_loads_onto_the_host_as_into_memory(tmp_path, monkeypatch, options, dtype):
     """Rows written in pieces, rounded first to the model's dtype; then opened again, not written."""
-    ids = torch.arange(3, 27)[None]
+    ids = torch.arange(3, 9)[None]
     monkeypatch.setattr(engram_host, "CHUNK_ROWS", 40)
     ds.save(nano_model(), tmp_path / "model", **options)
     expected = ds.load(tmp_path / "model", dtype=dtype)
@@ -202,13 +204,13 @@ def test_a_folder_loads_onto_the_host_as_into_memory(tmp_path, monkeypatch, opti
 def test_the_first_layers_of_a_folder_load_onto_the_host(tmp_path):
     ds.save(nano_model(), tmp_path / "model")
     model = load_on_host(tmp_path / "model", tmp_path / "tables", layers=range(3))
-    ids = torch.arange(3, 27)[None]
+    ids = torch.arange(3, 9)[None]
     assert list(host_rows(model)) == [1] and not table_file(tmp_path / "tables", 3).exists()
     assert torch.equal(model(ids), ds.load(tmp_path / "model", layers=range(3))(ids))
 
 
 def test_a_tokenizer_comes_with_the_folder(tmp_path):
-    model, ids = tokenizer_model(), torch.arange(3, 27)[None]
+    model, ids = tokenizer_model(), torch.arange(3, 9)[None]
     ds.save(model, tmp_path / "model")
     assert torch.equal(load_on_host(tmp_path / "model", tmp_path / "tables")(ids), model(ids))
 

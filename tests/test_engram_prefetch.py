@@ -108,6 +108,15 @@ def test_other_rows_than_those_sent_for_are_read_directly(reader, asked):
     assert reader.reads.direct == reader.reads.rows == 2 * len(asked)
 
 
+def test_addresses_that_change_after_they_were_sent_for_are_other_addresses(reader):
+    reader, weight = reader
+    rows = addresses(3, 4, 5)
+    reader.fetch(rows)
+    settle(reader)
+    rows[..., 0] = 9
+    assert torch.equal(reader(rows), weight[rows]) and reader.reads.direct == 3
+
+
 def test_what_is_sent_for_twice_is_read_once(reader):
     reader, weight = reader
     reader.fetch(addresses(1, 2))

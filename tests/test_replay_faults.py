@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from models import random_ids, scattered
 from sessions import SHORT, assert_close
 from torch import Tensor

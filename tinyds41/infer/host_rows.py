@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +39,7 @@ class RowReads:
     failed: int = 0  # those among `direct` whose reading ahead failed
     read_bytes: int = 0
     read_seconds: float = 0.0  # that reading took, wherever it ran
-    stood_seconds: float = 0.0  # that layers stood still for rows
+    stood_seconds: float = 0.0  # that layers stood still for rows, sending for them included
 
     @property
     def rows(self) -> int:
@@ -90,22 +91,22 @@ class HostRows(nn.Module):
         """Sends for these rows, unless they are too few (`wants`) or already sent for."""
         if not self.wants(rows.numel()):
             return
-        rows = rows.detach().cpu()
+        started = time.perf_counter()
         self._check_process()
         with self._lock:
-            if any(order.is_for(rows) for order in self._waiting):
-                return
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, "engram rows")
-            try:
-                self._waiting.append(_Order(rows, self._thread.submit(_timed_take, self.table, rows)))
-            except RuntimeError:  # the interpreter is ending
-                return
+            if not any(order.is_for(rows) for order in self._waiting):
+                self._send(rows.detach().cpu().clone())  # a copy: the caller may write into its own
             while len(self._waiting) > MOST_WAITING:
                 self._give_up(self._waiting.pop(0))
+            self.reads.stood_seconds += time.perf_counter() - started
+
+    def _send(self, rows: Tensor) -> None:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "engram rows")
+        with suppress(RuntimeError):  # the interpreter is ending
+            self._waiting.append(_Order(rows, self._thread.submit(_timed_take, self.table, rows)))
 
     def forward(self, rows: Tensor) -> Tensor:
-        rows = rows.detach().cpu()
         started = time.perf_counter()
         order = self._collect(rows)
         kind, read = ("direct", None) if order is None else order.outcome()
@@ -179,7 +180,7 @@ class _Order:
     read: Future[tuple[Tensor, float]]
 
     def is_for(self, rows: Tensor) -> bool:
-        return self.rows.shape == rows.shape and torch.equal(self.rows, rows)
+        return self.rows.shape == rows.shape and torch.equal(self.rows, rows.cpu())
 
     def outcome(self) -> tuple[str, tuple[Tensor, float] | None]:
         """How the order stood when it was called for, and what was read; waits for a reading that has begun."""
