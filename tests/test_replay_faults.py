@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from models import random_ids, scattered
 from sessions import SHORT, assert_close
 from torch import Tensor
 
+from tinyds41.infer.prefix import Windows
 from tinyds41.infer.session import Session
 from tinyds41.infer.tiered_store import TieredStore
 from tinyds41.model.transformer import Model
@@ -94,16 +94,16 @@ def test_a_replay_that_reaches_far_enough_is_exact_whatever_its_name(model, stor
         assert_read_anew(model, store, IDS[:, :55], found)
 
 
-def test_windows_outlive_the_inexact_rows_they_came_from(model, store):
-    """Rows leave the file and are read anew, while the pool still holds what came after the others."""
+def test_exact_windows_over_inexact_rows_leave_inexact_windows(model, store):
+    """Rows may leave the file and be read anew while the pool still holds what came after the others."""
     read(model, store, IDS[:, :30])
     store.windows.clear()
     read(model, store, IDS[:, :40])
-    read(model, store, IDS[:, :40], replay="exact")  # exact windows in the pool, over inexact rows in the file
-    read(model, store, IDS[:, :50])
-    store.blocks._opened().expire(float("inf"))
-    read(model, store, IDS[:, :60])
-    assert_read_anew(model, store, torch.cat([IDS[:, :50], IDS[:, 3:15]], 1), 50)
+    for n_prompt, replay, exact in ((40, "exact", True), (50, "bounded", False)):
+        session = read(model, store, IDS[:, :n_prompt], replay=replay)
+        windows = store.windows.get(store.blocks.keys(IDS[0, :n_prompt].tolist())[-1])
+        assert isinstance(windows, Windows) and windows.exact is exact
+    assert session.resumed is not None and (session.resumed.found, session.resumed.windows) == (40, "pool")
 
 
 @pytest.mark.parametrize("new", range(1, 14))
