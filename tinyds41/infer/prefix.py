@@ -88,7 +88,7 @@ class Windows:
         most = length - cache.exact_windows[b] if exact else length
         kept = (recent.latest(b, recent.keep) for recent in _recents(cache))
         kept = (rows[: max(0, len(rows) - behind)] for rows in kept)
-        return cls(length, tuple(rows[max(0, len(rows) - most) :].clone() for rows in kept), exact)
+        return cls(length, tuple(rows[max(0, len(rows) - most) :].to("cpu", copy=True) for rows in kept), exact)
 
     @property
     def n_bytes(self) -> int:
