@@ -130,7 +130,7 @@ def encode(model, prompt):
     """The cache after the encoder, and what the decoder will start from."""
     cache = ds.Cache(model.config, batch=len(prompt), dtype=model.dtype)
     carry = model.encode(prompt, cache.tokens(prompt.shape[1]))  # what layers see of the cache and these new tokens
-    cache.advance(prompt.shape[1])  # they are read
+    cache.advance(prompt)  # they are read
     return cache, carry
 
 # %% [markdown]
@@ -152,7 +152,7 @@ def read_on(model, cache, ids):
     """More tokens, through all layers: their logits."""
     ctx = cache.tokens(ids.shape[1])
     logits = model.logits(model.decode(model.encode(ids, ctx), ctx))
-    cache.advance(ids.shape[1])
+    cache.advance(ids)
     return logits
 
 # %% [markdown]
