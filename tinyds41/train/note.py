@@ -67,7 +67,7 @@ def note_config(task: Note, *, layers: int = 4, **changes: Any) -> Config:
 
 @torch.no_grad()
 def known_by_distance(
-    model: Model, task: Note, *, length: int = 96, n_rows: int = 100, seed: int = 1
+    model: Model, task: Note, *, length: int = 96, n_rows: int = 50, seed: int = 1
 ) -> dict[int, float]:  # fmt: skip
     """Share of rows whose likeliest token is the note, by distance behind it, on rows not trained on.
 
