@@ -28,7 +28,7 @@ def wider():
 def on_nano(monkeypatch, tmp_path):
     monkeypatch.setattr(Config, "preset", lambda name: wider() if name == "flash" else NANO)
     monkeypatch.setattr(engram, "PROMPT", 20)
-    monkeypatch.setattr(engram, "CHUNK", 8)
+    monkeypatch.setattr(engram, "CHUNK", 5)
     monkeypatch.setattr(engram.tempfile, "tempdir", str(tmp_path))
 
 

@@ -149,6 +149,7 @@ def test_rows_that_are_there_are_counted_as_ready(reader):
     assert torch.equal(reader(rows), weight[rows])
     assert (reader.reads.ready, reader.reads.waited, reader.reads.direct, reader.reads.read_bytes) == (3, 0, 0, 99)
     assert reader.reads.read_seconds > 10 and 0 < reader.reads.stood_seconds < 1 and reader.reads.hidden > 0.9
+    assert 0 < reader.reads.send_seconds < 1
 
 
 def test_a_layer_that_comes_too_early_waits(reader, gate):

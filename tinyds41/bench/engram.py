@@ -17,6 +17,7 @@ from tinyds41.bench import page_cache
 from tinyds41.bench.forward import random_ids
 from tinyds41.bench.measure import circumstances
 from tinyds41.config import Config
+from tinyds41.infer import session
 from tinyds41.infer.engram_host import engram_to_host, host_rows, open_host_rows, table_file
 from tinyds41.infer.host_rows import RowReads, total
 from tinyds41.infer.host_table import new_table
@@ -26,8 +27,8 @@ from tinyds41.model.engram import Engram, identity_map
 from tinyds41.model.transformer import Model
 
 ROWS = 49_152  # of the large tables that are written and read: those of 1,024 tokens at the released sizes
-CHUNK = 256  # prompt tokens at a time, so that there is a next chunk to send for
-PROMPT = 2048  # tokens, of the toy with its own tables
+CHUNK = 256  # of those tokens at a time, so that there is a next chunk to send for
+PROMPT = 4096  # tokens of the toy with its own tables, in chunks of the usual size
 # What gives the toy tables of the released size: 768,022,850 rows of 264 bytes.
 RELEASED = ("engram_vocab_size", "engram_max_ngram_size", "engram_n_heads", "engram_head_dim", "engram_num_embeddings")
 
@@ -56,12 +57,13 @@ def bench_engram(rounds: int = 3, *, rows: int = ROWS) -> dict[str, Any]:
         model = Model(toy).requires_grad_(False)
         host = copy.deepcopy(model)
         engram_to_host(host, Path(folder) / "own")
-        own = in_turns({"in memory": prefill(model, prompt), "read directly": prefill(host, prompt, ahead=False),
-                        "prefetched": prefill(host, prompt)}, rounds)  # fmt: skip
+        own = in_turns({
+            "in memory": prefill(model, prompt), "read directly": prefill(host, prompt, ahead=False),
+            "prefetched": prefill(host, prompt)}, rounds)  # fmt: skip
         outside, sizes = large_toy(large, ids, Path(folder) / "large")
         random = in_turns({"warm": random_rows(outside, ids), "cold": random_rows(outside, ids, cold=True)}, rounds)
         released = in_turns({
-            f"{by}, {state}": prefill(outside, ids, ahead=by == "prefetched", cold=state == "cold")
+            f"{by}, {state}": prefill(outside, ids, CHUNK, ahead=by == "prefetched", cold=state == "cold")
             for state in ("warm", "cold") for by in ("read directly", "prefetched")}, rounds)  # fmt: skip
     groups = {"prefill": (own, PROMPT), "random rows, large tables": (random, ids.numel()),
               "prefill, large tables": (released, ids.numel())}  # fmt: skip
@@ -114,9 +116,9 @@ def in_turns(contestants: Mapping[str, Callable[[], Run]], rounds: int) -> dict[
     return {name: sorted(each, key=lambda run: run.seconds)[rounds // 2] for name, each in runs.items()}
 
 
-def prefill(model: Model, ids: Tensor, **state: bool) -> Callable[[], Run]:
+def prefill(model: Model, ids: Tensor, chunk: int = session.CHUNK, **state: bool) -> Callable[[], Run]:
     """Reads a prompt in chunks, with readers in that state."""
-    return lambda: _timed(model, lambda: Session(model).prefill(ids, chunk=CHUNK), state)
+    return lambda: _timed(model, lambda: Session(model).prefill(ids, chunk=chunk), state)
 
 
 def random_rows(model: Model, ids: Tensor, *, cold: bool = False) -> Callable[[], Run]:
@@ -155,6 +157,7 @@ def _row(what: str, by: str, tokens: int, run: Run) -> dict[str, Any]:
         "rows_per_second": round(reads.rows / reads.read_seconds) if known else None,
         "read_ms": round(reads.read_seconds * 1e3, 2) if known else None,
         "stood_ms": round(reads.stood_seconds * 1e3, 2) if known else None,
+        "send_ms": round(reads.send_seconds * 1e3, 2) if known else None,
         "hidden": None if reads.hidden is None else round(reads.hidden, 3),
         "disk_megabytes": None if run.from_disk is None else round(run.from_disk / 1e6, 1),
     }  # fmt: skip

@@ -39,7 +39,8 @@ class RowReads:
     failed: int = 0  # those among `direct` whose reading ahead failed
     read_bytes: int = 0
     read_seconds: float = 0.0  # that reading took, wherever it ran
-    stood_seconds: float = 0.0  # that layers stood still for rows, sending for them included
+    stood_seconds: float = 0.0  # that layers stood still for rows
+    send_seconds: float = 0.0  # that sending for rows took, which is no part of the two
 
     @property
     def rows(self) -> int:
@@ -98,7 +99,7 @@ class HostRows(nn.Module):
                 self._send(rows.detach().cpu().clone())  # a copy: the caller may write into its own
             while len(self._waiting) > MOST_WAITING:
                 self._give_up(self._waiting.pop(0))
-            self.reads.stood_seconds += time.perf_counter() - started
+            self.reads.send_seconds += time.perf_counter() - started
 
     def _send(self, rows: Tensor) -> None:
         if self._thread is None:
