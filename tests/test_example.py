@@ -16,7 +16,6 @@ from tinyds41.train.corpus import Corpus, data_folder, documents, manifest, veri
 from tinyds41.train.examples import EXAMPLES, RECORD, command, example_folder, example_record
 from tinyds41.train.fit_tokenizer import TRAINED_ON
 from tinyds41.train.task_examples import recipe
-from tinyds41.train.tasks import answers
 from tinyds41.train.trainer import History
 
 MOST_BYTES = 4_000_000
@@ -99,9 +98,10 @@ def test_a_toy_of_a_task_is_what_its_recipe_says_and_has_learned_the_task(name):
     model, chosen, found = ds.example(name), recipe(name), example_record(name)
     assert model.config == chosen.config and model.tokenizer is None
     assert found["command"] == command(name) and found["trained_on"] == str(chosen.taught)
-    assert found["steps"] == EXAMPLES[name] == len(found["losses"]) and found["losses"][0] > 3 > 1 > found["losses"][-1]
+    assert found["steps"] == EXAMPLES[name] == len(found["losses"]) and found["losses"][0] > 3
+    assert found["losses"][-1] < (2 if name == "relay" else 1)  # half of the relay's questions are out of its reach
     assert found["tokens"] == found["steps"] * chosen.training["batch_size"] * chosen.training["length"]
-    right = answers(model, chosen.taught, length=chosen.training["length"], n_rows=25).accuracy
+    right = chosen.right(model, 25)["share"]
     assert right > 0.85 and right == pytest.approx(found["right"]["share"], abs=0.06)  # a quarter of the rows
 
 

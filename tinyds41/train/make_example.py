@@ -31,7 +31,6 @@ from tinyds41.train.evaluate import evaluate
 from tinyds41.train.examples import EXAMPLES, RECORD, command
 from tinyds41.train.fit_tokenizer import TRAINED_ON, enter_in_manifest
 from tinyds41.train.task_examples import recipe
-from tinyds41.train.tasks import answers
 from tinyds41.train.trainer import History, train
 
 HELD_OUT = "plays"
@@ -86,8 +85,7 @@ def make_task(name: str, steps: int, out: Path, seed: int) -> Made:
     require_complete(history, steps, out)
     (out / RECORD).unlink(missing_ok=True)  # `save` refuses a folder with anything that it does not know
     save(model, out)
-    found = answers(load(out), chosen.taught, length=chosen.training["length"], n_rows=ASKED)
-    right = {"rows": ASKED, "questions": found.right.numel(), "share": round(found.accuracy, 4)}
+    right = chosen.right(load(out), ASKED)
     return history, str(chosen.taught), {"right": right, "losses": [round(loss, 4) for loss in history.losses]}
 
 
