@@ -274,7 +274,8 @@ assert W - 8 == 24 and curves["8 new"][0] == curves["8 new"][16]  # what the dec
 # %% [markdown]
 # The task of lesson 02: a note among fillers; from there on each token must say it. Two toys of four layers, all with
 # windows of four. The first has nothing else: it passes the note from window to window, up to 12 tokens. It comes with
-# the package, trained as in lesson 02. In the second, which we train here, the last two layers read global rows besides.
+# the package, trained as in lesson 02. In the second, which we train here, the last two layers read global rows
+# besides.
 
 # %%
 task = Note()

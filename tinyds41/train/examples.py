@@ -11,7 +11,8 @@ from tinyds41.checkpoint.read import load
 from tinyds41.model.transformer import Model
 from tinyds41.train.corpus import data_folder
 
-EXAMPLES = {"text": 300, "needle": 260, "choosers": 190, "facts": 180, "relay": 120, "entries": 70}  # and the steps that each was trained
+# And the steps that each was trained.
+EXAMPLES = {"text": 300, "needle": 260, "choosers": 190, "facts": 180, "relay": 120, "entries": 70}
 FOLDER = "examples"  # inside the data folder
 RECORD = "example.json"  # beside the model's files: the command that made it, and what it measured
 

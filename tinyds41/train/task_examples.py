@@ -1,4 +1,4 @@
-"""The shipped toys of made-up tasks: each is the first part of its lesson's training, or a toy of it, made beforehand."""
+"""The shipped toys of made-up tasks: the first part of a lesson's training, or one of its toys, made beforehand."""
 
 from __future__ import annotations
 
