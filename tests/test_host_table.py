@@ -181,6 +181,32 @@ def test_a_missing_file_names_what_writes_it(tmp_path):
         HostTable(tmp_path / "t", NANO, 0)
 
 
+def test_a_folder_is_no_table(tmp_path):
+    with pytest.raises(IsADirectoryError, match="is a folder: a table is one file"):
+        HostTable(tmp_path, NANO, 0)
+
+
+@pytest.mark.parametrize("table", [-1, 2])
+def test_a_table_that_the_config_has_not_is_refused(tmp_path, table):
+    random_table(tmp_path / "t")
+    with pytest.raises(ValueError, match=rf"table={table}: the config has 2, counted from 0"):
+        HostTable(tmp_path / "t", NANO, table)
+
+
+@pytest.mark.parametrize("index", [torch.tensor([1.5]), torch.tensor([True])])
+def test_rows_are_numbered_by_whole_numbers(tmp_path, index):
+    table, _ = random_table(tmp_path / "t")
+    with pytest.raises(TypeError, match=f"whole numbers, got {index.dtype}"):
+        table.take(index)
+
+
+@pytest.mark.parametrize("numbers", [[0, 1], [[0]], []])
+def test_single_rows_need_a_number_each(tmp_path, numbers):
+    with pytest.raises(ValueError, match="numbers of shape"), new_table(tmp_path / "t", NANO, 0) as writer:
+        writer.scatter(torch.tensor(numbers), torch.ones(1, WIDTH))
+    assert not (tmp_path / "t").exists()
+
+
 def test_a_closed_table_is_not_read(tmp_path):
     table, _ = random_table(tmp_path / "t")
     table.close()

@@ -38,8 +38,8 @@ class HostTable:
 
     Layout: a header page (JSON and its checksum), then `ENGRAM.row_bytes(width)` bytes a row, 264 in `flash`.
 
-    Raises: FileNotFoundError; ValueError for a file that is no table, damaged, of another version, length or config,
-        naming what it has and what is needed.
+    Raises: FileNotFoundError, IsADirectoryError; ValueError for a file that is no table, damaged, of another version,
+        length or config, naming what it has and what is needed.
     Source: spec 3, 4.9, 9.4. Lesson: 10.
     """
 
@@ -47,6 +47,8 @@ class HostTable:
         self.path, wanted = Path(path), table_fields(config, table)
         self.n_rows, self.width = wanted["rows"], wanted["width"]
         self.row_bytes = ENGRAM.row_bytes(self.width)
+        if self.path.is_dir():
+            raise IsADirectoryError(f"{self.path} is a folder: a table is one file")
         self.is_slow = False  # whether the latest rows came from the disk, as far as time tells
         try:
             self._descriptor = os.open(self.path, os.O_RDONLY)
@@ -79,7 +81,8 @@ class HostTable:
     def take(self, index: Tensor) -> Tensor:
         """These rows, decoded. Shapes: int64 [...] -> float32 [..., width], on the CPU.
 
-        Raises: IndexError for a row outside the table; ValueError when the file has become shorter, or is closed.
+        Raises: IndexError for a row outside the table; TypeError for numbers that are not whole; ValueError when the
+            file has become shorter, or is closed.
         """
         packed = self.packed(index)
         if len(packed) == 0:
@@ -91,6 +94,8 @@ class HostTable:
 
     def packed(self, index: Tensor) -> np.ndarray:
         """These rows as they lie in the file. Shapes: int64 [...] -> uint8 [n, row_bytes]. Raises as `take`."""
+        if index.dtype == torch.bool or index.is_floating_point():
+            raise TypeError(f"rows are numbered by whole numbers, got {index.dtype}")
         rows, numbers = self._rows, index.detach().cpu().reshape(-1).long().numpy()
         if rows is None:
             raise ValueError(f"{self.path} is closed")
@@ -173,7 +178,12 @@ class TableWriter:
             self._next = -1  # no digest of rows in another order
 
     def scatter(self, numbers: Tensor, values: Tensor) -> None:
-        """Single rows anywhere. Shapes: int64 [n], [n, width]. Raises: as `write`."""
+        """Single rows anywhere. Shapes: int64 [n], [n, width].
+
+        Raises: as `write`, and ValueError when there are not as many numbers as rows.
+        """
+        if numbers.shape != values.shape[:1]:
+            raise ValueError(f"numbers of shape {tuple(numbers.shape)} for values of shape {tuple(values.shape)}")
         packed, size, self._next = self._packed(values), self.row_bytes, -1
         for place, number in enumerate(numbers.tolist()):
             self._put(number, packed[place * size : (place + 1) * size])
@@ -225,8 +235,11 @@ def new_table(path: str | Path, config: Config, table: int) -> Iterator[TableWri
 def table_fields(config: Config, table: int) -> dict[str, int]:
     """What a table's file must agree with: numbers, rather than a hash of them, so that an error can name both.
 
-    Raises: ValueError when engram_num_embeddings is not what the primes add up to.
+    Raises: ValueError for a table that the config does not have, or when engram_num_embeddings is not what the primes
+        add up to.
     """
+    if not 0 <= table < len(config.engram_layer_ids):
+        raise ValueError(f"table={table}: the config has {len(config.engram_layer_ids)}, counted from 0")
     checked_primes(config, table)
     fields = {"layer": config.engram_layer_ids[table], "rows": config.engram_num_embeddings[table],
               "width": config.engram_head_dim}  # fmt: skip
