@@ -124,9 +124,12 @@ def test_without_a_gradient_a_weight_only_decays():
 
 
 def test_bfloat16_weights_are_iterated_in_float32_and_rounded_once():
-    weight, gradient = torch.randn(6, 9).bfloat16(), torch.randn(6, 9).bfloat16()
+    """The weights are as small as the update, which would otherwise vanish in their rounding."""
+    weight, gradient = (0.01 * torch.randn(6, 9)).bfloat16(), torch.randn(6, 9).bfloat16()
     found, optimizer = stepped(weight, [gradient])
     assert found.dtype == torch.bfloat16 and torch.equal(found, by_loops(weight, [gradient], 0.01).bfloat16())
+    found, _ = stepped(100 * weight, [torch.zeros(6, 9)], 1.0)  # a decay that is not lost, nor rounded by itself
+    assert torch.equal(found, ((100 * weight).double() * 0.9).bfloat16())
     (state,) = optimizer.state.values()
     assert state["momentum"].dtype == torch.bfloat16 and list(state) == ["momentum"]
 

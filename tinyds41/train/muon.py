@@ -41,14 +41,14 @@ class Muon(Momentum):
     `n_matrices` of a group: how many of equal height lie one below the other in [rows, columns], such as the heads of
     a query projection. Stacks [n, rows, columns], such as experts, are n matrices.
 
-    `torch.optim.Muon` of 2.11 to 2.13 does not fit here: it iterates in bfloat16, always (2 % from float32, and eight
+    `torch.optim.Muon` of 2.11 to 2.13 does not fit here: it iterates in bfloat16, always (2 % from float32, and ten
     times as slow on a CPU), has one triple of coefficients for all its steps, no heads, no stacks, and an RMS of 0.2.
     What it shares, momentum, look-ahead, decay and the factor of the shape, a test compares.
 
     Shapes: parameters [rows, columns] or [n, rows, columns].
     Raises: ValueError naming a shape that is neither, or rows that are not n_matrices of equal height.
-    Source: spec 11. Differs: √max(rows, columns) makes the RMS exactly .18 where all singular values become 1; a
-        gradient of lower rank moves less.
+    Source: spec 11. Differs: √max(rows, columns) makes the RMS .18 where all singular values become 1; a gradient of
+        lower rank moves less. An expert that no token visits goes on along its momentum, which is scaled up.
     """
 
     def __init__(self, params: ParamsT, lr: float, weight_decay: float = WEIGHT_DECAY, n_matrices: int = 1):
