@@ -33,7 +33,7 @@ HELD_OUT = "plays"
 
 
 def measure(config: TrainConfig, max_tokens: int | None) -> dict[str, Any]:
-    """A toy trained so, its loss on at most about `max_tokens` of held-out text, and CPU seconds per step: other processes do not count."""
+    """A toy trained so: its loss on about `max_tokens` of held-out text at most, and CPU seconds per step."""
     tokenizer = Tokenizer.load(data_folder())
     training = Corpus.from_texts(tokenizer, [text for name in TRAINED_ON for text in documents(name)])
     held_out = Corpus.from_texts(tokenizer, documents(HELD_OUT, "held_out"))
