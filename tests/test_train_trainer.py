@@ -1,5 +1,6 @@
 """Training learns, repeats bit for bit, and never loses a run."""
 
+import dataclasses
 import json
 import signal
 
@@ -11,7 +12,7 @@ from tinyds41.config import Config
 from tinyds41.model.transformer import Model
 from tinyds41.train import trainer
 from tinyds41.train.corpus import Corpus
-from tinyds41.train.optim import adamw
+from tinyds41.train.optim import optimizers
 from tinyds41.train.snapshot import load_snapshot, save_snapshot
 from tinyds41.train.trainer import TrainConfig, train
 
@@ -105,14 +106,26 @@ def test_the_bias_rate_is_how_far_a_step_moves_a_gate_and_0_leaves_it():
         assert model.get_parameter("layers.3.ffn.gate.bias").abs().max().item() == pytest.approx(rate, rel=1e-6)
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
+@pytest.mark.parametrize("optimizer", ["adamw", "report"])
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, optimizer):
     whole, halves = nano(), nano()
-    expected = train(whole, text(), QUICK, progress=False)
-    train(halves, Hooked(2, lambda: signal.raise_signal(signal.SIGINT)), QUICK, folder=tmp_path, progress=False)
+    config = dataclasses.replace(QUICK, optimizer=optimizer)
+    expected = train(whole, text(), config, progress=False)
+    train(halves, Hooked(2, lambda: signal.raise_signal(signal.SIGINT)), config, folder=tmp_path, progress=False)
     fresh = Model(Config.preset("nano"), seed=9)
-    history = train(fresh, text(), QUICK, folder=tmp_path, resume=True, progress=False)
+    history = train(fresh, text(), config, folder=tmp_path, resume=True, progress=False)
     assert history.losses == expected.losses and same(fresh, whole)
     assert history.records == expected.records and not history.interrupted
+
+
+def test_a_run_is_not_resumed_with_another_optimiser(tmp_path):
+    """Its moments are others: they would be dropped in silence."""
+    train(nano(), text(), QUICK, steps=1, folder=tmp_path, progress=False)
+    fresh = nano()
+    message = r"the snapshot in .* was trained with optimizer='adamw', not 'report'"
+    with pytest.raises(ValueError, match=message):
+        train(fresh, text(), QUICK, optimizer="report", folder=tmp_path, resume=True, progress=False)
+    assert same(fresh, nano())
 
 
 def test_ctrl_c_finishes_the_step_saves_and_returns(tmp_path):
@@ -189,10 +202,10 @@ def test_a_train_config_survives_json(tmp_path):
 
 @pytest.mark.parametrize(("field", "value"), [
     ("steps", 0), ("length", 0), ("learning_rate", float("nan")), ("clip", 0.0), ("warmup", -1), ("bias_rate", -0.1),
-    ("bias_rate", float("nan")), ("balance_weight", float("inf")),
+    ("bias_rate", float("nan")), ("balance_weight", float("inf")), ("optimizer", "muon"), ("optimizer", None),
 ])  # fmt: skip
 def test_a_bad_train_config_names_the_field(field, value):
-    with pytest.raises(ValueError, match=f"{field}={value}"):
+    with pytest.raises(ValueError, match=f"{field}={value!r}: .* is needed"):
         TrainConfig(**{field: value})
 
 
@@ -235,27 +248,30 @@ def test_a_float16_model_is_refused_at_once():
         train(Model(Config.preset("nano"), dtype=torch.float16), None, steps=1, progress=False)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "report"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_the_other_dtypes_train(dtype):
+def test_the_other_dtypes_train(dtype, optimizer):
     model = Model(Config.preset("nano"), seed=1, dtype=dtype)
-    losses = train(model, text(), QUICK, learning_rate=1e-2, progress=False).losses
+    losses = train(model, text(), QUICK, learning_rate=1e-2, optimizer=optimizer, progress=False).losses
     assert losses[-1] < losses[0] - 0.5
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_too_little_memory_for_gradients_and_moments_is_said_before_training(monkeypatch, dtype):
+@pytest.mark.parametrize(("dtype", "optimizer"), [
+    (torch.float32, "adamw"), (torch.bfloat16, "adamw"), (torch.float32, "report"), (torch.bfloat16, "report"),
+])  # fmt: skip
+def test_too_little_memory_for_gradients_and_moments_is_said_before_training(monkeypatch, dtype, optimizer):
     """What a step leaves allocated in gradients and moments is what is asked for, to the byte."""
     model = Model(Config.preset("nano"), seed=1, dtype=dtype)
-    made = []
-    monkeypatch.setattr(trainer, "adamw", lambda *args: made.append(adamw(*args)) or made[0])
-    train(model, text(), QUICK, steps=1, progress=False)
+    made, config = [], dataclasses.replace(QUICK, steps=1, optimizer=optimizer)
+    monkeypatch.setattr(trainer, "optimizers", lambda *args: made.append(optimizers(*args)) or made[0])
+    train(model, text(), config, progress=False)
     trained = [p for p in model.parameters() if p.requires_grad]
-    moments = [state[name] for state in made[0].state.values() for name in ("exp_avg", "exp_avg_sq")]
+    moments = [tensor for state in made[0].state.values() for name, tensor in state.items() if name != "step"]
     needed = sum(tensor.nbytes for tensor in [*moments, *trained])
     fresh = Model(Config.preset("nano"), dtype=dtype)
     monkeypatch.setattr(memory, "available_bytes", lambda device: needed - 1)
     message = rf"training [\d,]+ parameters .* needs {needed:,} bytes, cpu has {needed - 1:,} bytes available"
     with pytest.raises(MemoryError, match=message):
-        train(fresh, None, steps=1, progress=False)
+        train(fresh, None, config, progress=False)
     monkeypatch.setattr(memory, "available_bytes", lambda device: needed)
-    train(fresh, text(), QUICK, steps=1, progress=False)
+    train(fresh, text(), config, progress=False)

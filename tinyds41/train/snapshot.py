@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,9 @@ def load_snapshot(folder: Path, model: nn.Module, optimizer: torch.optim.Optimiz
         model, which is left as it was.
     """
     path = folder / FILE_NAME
-    if not path.is_file():
-        raise FileNotFoundError(f"no snapshot at {path}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
-            record = json.loads((file.metadata() or {})["record"])
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise ValueError(f"{path} is not a sound snapshot: {error}") from error
+    with _opened(path) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
+        record = _record(file)
     prefix = "model."
     weights = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
     _require_same_model(path, weights, model.state_dict())
@@ -60,6 +56,30 @@ def load_snapshot(folder: Path, model: nn.Module, optimizer: torch.optim.Optimiz
     if optimizer is not None:
         _restore(optimizer, tensors)
     return record
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """A snapshot's record alone: what it was trained with, before anything is loaded.
+
+    Raises: FileNotFoundError naming the file; ValueError for a damaged one.
+    """
+    with _opened(folder / FILE_NAME) as file:
+        return _record(file)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    if not path.is_file():
+        raise FileNotFoundError(f"no snapshot at {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise ValueError(f"{path} is not a sound snapshot: {error}") from error
+
+
+def _record(file: Any) -> dict[str, Any]:
+    return json.loads((file.metadata() or {})["record"])
 
 
 def _require_same_model(path: Path, weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:

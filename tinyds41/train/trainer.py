@@ -20,8 +20,16 @@ from tqdm.auto import tqdm
 from tinyds41.model.transformer import Model
 from tinyds41.train.corpus import Batch
 from tinyds41.train.losses import balance, cross_entropy, indexer_loss, recall, run, sample_queries, targets, teachers
-from tinyds41.train.optim import BIAS_STEP, adamw, learning_rate_at, move_gate_biases, require_trainable
-from tinyds41.train.snapshot import load_snapshot, save_snapshot
+from tinyds41.train.optim import (
+    BIAS_STEP,
+    OPTIMIZERS,
+    learning_rate_at,
+    move_gate_biases,
+    optimizers,
+    require_trainable,
+    set_learning_rate,
+)
+from tinyds41.train.snapshot import load_snapshot, read_record, save_snapshot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +44,7 @@ class TrainConfig:
     batch_size: int = 8
     length: int = 256
     learning_rate: float = 2e-3
+    optimizer: str = "adamw"  # or "report": Muon, balanced momentum and AdamW, each for its roles
     warmup: int = 20
     seed: int = 0
     clip: float = 1.0  # largest norm of a gradient, the indexers' on its own
@@ -47,7 +56,11 @@ class TrainConfig:
     snapshot_every: int = 100
 
     def __post_init__(self):
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"optimizer={self.optimizer!r}: one of {', '.join(OPTIMIZERS)} is needed")
         for f in dataclasses.fields(self):
+            if f.type == "str":
+                continue
             value, whole = getattr(self, f.name), f.type == "int"
             if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
                 raise ValueError(f"{f.name}={value!r}: a {'whole ' if whole else ''}number is needed")
@@ -130,19 +143,20 @@ def train(
     Ctrl-C finishes the present step, saves, and returns with `history.interrupted`.
     The same model, corpus, config and number of threads give the same bits.
 
-    Raises: ValueError for a field out of range, a text too short or a float16 model, TypeError for an unknown field;
-        FileNotFoundError when there is nothing to resume; MemoryError before the first step when gradients and moments
-        cannot fit; FloatingPointError naming the step when a loss or gradient
-        is not finite: the model then is as it was before that step, and the last snapshot stays.
+    Raises: ValueError for a field out of range, a text too short, a float16 model or a snapshot of another optimiser,
+        TypeError for an unknown field; FileNotFoundError when there is nothing to resume; MemoryError before the first
+        step when gradients and moments cannot fit; FloatingPointError naming the step when a loss or gradient is not
+        finite: the model then is as it was before that step, and the last snapshot stays.
     """
     config = dataclasses.replace(config or TrainConfig(), **changes)
-    require_trainable(model)
-    optimizer = adamw(model, config.learning_rate)
+    require_trainable(model, config.optimizer)
+    optimizer = optimizers(model, config)
     folder = None if folder is None else Path(folder)
     history = History(tokens_per_step=config.batch_size * config.length)
     if resume and folder is None:
         raise ValueError("resume=True needs the folder whose snapshot is to go on")
     if resume and folder is not None:
+        _require_same_optimizer(folder, config.optimizer)
         history = History(**load_snapshot(folder, model, optimizer)["history"])
         history.interrupted = False
 
@@ -171,6 +185,13 @@ def train(
     return history
 
 
+def _require_same_optimizer(folder: Path, optimizer: str) -> None:
+    """Moments of another optimiser mean nothing to this one. Snapshots from before there was a choice are AdamW's."""
+    before = read_record(folder).get("train", {}).get("optimizer", "adamw")
+    if before != optimizer:
+        raise ValueError(f"the snapshot in {folder} was trained with optimizer={before!r}, not {optimizer!r}")
+
+
 def _step(
     model: Model, corpus: Batches, optimizer: torch.optim.Optimizer, config: TrainConfig, history: History, step: int
 ) -> None:
@@ -193,8 +214,7 @@ def _step(
     loss.backward()
     clip(model, config.clip, step)
     rate = learning_rate_at(step, base=config.learning_rate, warmup=config.warmup, steps=config.steps)
-    for group in optimizer.param_groups:
-        group["lr"] = rate
+    set_learning_rate(optimizer, rate)
     optimizer.step()
     move_gate_biases(model, load, config.bias_rate)
 
