@@ -90,6 +90,13 @@ def test_training_the_indexers_leaves_the_first_step_of_the_model_alone():
             torch.testing.assert_close(b, before[name] * (1 - 1e-3 * 0.1), rtol=1e-6, atol=0)
 
 
+def test_indexers_are_taught_what_they_may_choose_once_the_dense_share_is_over():
+    dense, later = nano(), nano()
+    expected = train(dense, text(), QUICK, length=29, progress=False).indexer_losses
+    found = train(later, text(), QUICK, length=29, indexer_dense=0.5, progress=False).indexer_losses
+    assert found[:3] == expected[:3] and found[3] != expected[3]
+
+
 def test_gate_biases_move_by_the_load():
     model = nano()
     train(model, text(), QUICK, steps=1, progress=False)
@@ -189,7 +196,8 @@ def test_a_train_config_survives_json(tmp_path):
 
 @pytest.mark.parametrize(("field", "value"), [
     ("steps", 0), ("length", 0), ("learning_rate", float("nan")), ("clip", 0.0), ("warmup", -1), ("bias_rate", -0.1),
-    ("bias_rate", float("nan")), ("balance_weight", float("inf")),
+    ("bias_rate", float("nan")), ("balance_weight", float("inf")), ("indexer_dense", 1.5),
+    ("indexer_dense", float("nan")),
 ])  # fmt: skip
 def test_a_bad_train_config_names_the_field(field, value):
     with pytest.raises(ValueError, match=f"{field}={value}"):

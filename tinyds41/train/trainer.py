@@ -19,7 +19,8 @@ from tqdm.auto import tqdm
 
 from tinyds41.model.transformer import Model
 from tinyds41.train.corpus import Batch
-from tinyds41.train.losses import balance, cross_entropy, indexer_loss, recall, run, sample_queries, targets, teachers
+from tinyds41.train.indexer_loss import indexer_loss, is_dense, recall, sample_queries, teachers
+from tinyds41.train.losses import balance, cross_entropy, run, targets
 from tinyds41.train.optim import BIAS_STEP, adamw, learning_rate_at, move_gate_biases, require_trainable
 from tinyds41.train.snapshot import load_snapshot, save_snapshot
 
@@ -43,6 +44,7 @@ class TrainConfig:
     bias_rate: float = BIAS_STEP  # how far a step moves a gate's bias; 0 leaves the experts to themselves
     indexer_weight: float = 1.0  # 0 leaves the indexers untrained
     indexer_queries: int = 64  # sampled per step
+    indexer_dense: float = 1.0  # share of the steps that teach all visible entries; later ones what a source may choose
     record_every: int = 10  # how often recall and expert load are kept
     snapshot_every: int = 100
 
@@ -58,6 +60,8 @@ class TrainConfig:
         for name in (*whole_or_weight, "bias_rate"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)}: a finite number of at least 0 is needed")
+        if not 0 <= self.indexer_dense <= 1:
+            raise ValueError(f"indexer_dense={self.indexer_dense}: a share of the steps is needed, 0 to 1")
         for name in ("learning_rate", "clip"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise ValueError(f"{name}={getattr(self, name)}: a positive finite number is needed")
@@ -185,7 +189,8 @@ def _step(
     teaching = teachers(model, ctx, queries) if config.indexer_weight or recorded else {}
     next_token = cross_entropy(logits, wanted)
     balance_loss, load = balance(model, ctx)
-    imitation = indexer_loss(model, ctx, queries, teaching)
+    dense = is_dense(step, config.steps, config.indexer_dense)
+    imitation = indexer_loss(model, ctx, queries, teaching, dense=dense)
     loss = next_token + config.balance_weight * balance_loss + config.indexer_weight * imitation
     _require_finite("loss", loss, step)
 
