@@ -18,6 +18,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tinyds41.model.transformer import Model
+from tinyds41.model.variant import twin
 from tinyds41.train.corpus import Batch
 from tinyds41.train.indexer_loss import indexer_loss, is_dense, recall, sample_queries, teachers
 from tinyds41.train.losses import balance, cross_entropy, run, targets
@@ -45,6 +46,7 @@ class TrainConfig:
     indexer_weight: float = 1.0  # 0 leaves the indexers untrained
     indexer_queries: int = 64  # sampled per step
     indexer_dense: float = 1.0  # share of the steps that teach all visible entries; later ones what a source may choose
+    quantize_from: int = 0  # first step whose cache rows are rounded to their formats, where the config has them
     record_every: int = 10  # how often recall and expert load are kept
     snapshot_every: int = 100
 
@@ -56,7 +58,8 @@ class TrainConfig:
         for name in ("steps", "batch_size", "length", "indexer_queries"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: at least 1 is needed")
-        whole_or_weight = ("warmup", "seed", "record_every", "snapshot_every", "balance_weight", "indexer_weight")
+        whole_or_weight = ("warmup", "seed", "record_every", "snapshot_every", "quantize_from", "balance_weight",
+                           "indexer_weight")  # fmt: skip
         for name in (*whole_or_weight, "bias_rate"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)}: a finite number of at least 0 is needed")
@@ -141,6 +144,7 @@ def train(
     """
     config = dataclasses.replace(config or TrainConfig(), **changes)
     require_trainable(model)
+    plain = _without_formats(model, config)
     optimizer = adamw(model, config.learning_rate)
     folder = None if folder is None else Path(folder)
     history = History(tokens_per_step=config.batch_size * config.length)
@@ -160,7 +164,7 @@ def train(
     bar = tqdm(total=config.steps, initial=first, disable=not progress, unit="step", mininterval=1.0)
     with bar, _interrupt_as_flag() as interrupt:
         for step in range(first, config.steps):
-            _step(model, corpus, optimizer, config, history, step)
+            _step(plain if step < config.quantize_from else model, corpus, optimizer, config, history, step)
             bar.update()
             bar.set_postfix(loss=f"{history.losses[-1]:.3f}", indexer=f"{history.indexer_losses[-1]:.3f}",
                             refresh=False)  # fmt: skip
@@ -173,6 +177,14 @@ def train(
     if saved_at != history.step:
         save()
     return history
+
+
+def _without_formats(model: Model, config: TrainConfig) -> Model:
+    """What runs before the formats come in: the same parameters under another config."""
+    if config.quantize_from and not model.config.quantize_cache:
+        raise ValueError(f"quantize_from={config.quantize_from}: the model's config has quantize_cache=False, so no "
+                         "formats could come in")  # fmt: skip
+    return twin(model, quantize_cache=False) if config.quantize_from else model
 
 
 def _step(
