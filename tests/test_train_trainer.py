@@ -15,6 +15,7 @@ from tinyds41.train import trainer
 from tinyds41.train.corpus import Corpus
 from tinyds41.train.losses import cross_entropy, targets
 from tinyds41.train.optim import adamw
+from tinyds41.train.replay import draw_hits, run_replayed
 from tinyds41.train.snapshot import load_snapshot, save_snapshot
 from tinyds41.train.trainer import TrainConfig, train
 
@@ -114,6 +115,21 @@ def test_formats_that_the_config_lacks_cannot_come_in_later():
         train(nano(quantize_cache=False), text(), QUICK, quantize_from=3, progress=False)
 
 
+def test_a_share_of_the_steps_reads_replayed_rows():
+    """The loss of such a step is that of the served tokens; other steps are as they were."""
+    plain, model, kept = nano(), nano(), []
+    expected = train(plain, text(), QUICK, progress=False).losses
+    drawn = [draw_hits(plain.config, step, (2, QUICK.length), 0.4, 0) for step in range(QUICK.steps)]
+    first = [hits is not None for hits in drawn].index(True)
+    assert 0 < first < QUICK.steps - 1 and None in drawn[first:]
+    hook = Hooked(first, lambda: kept.append(copy.deepcopy(model)))
+    found = train(model, hook, QUICK, replay_share=0.4, progress=False).losses
+    assert found[:first] == expected[:first] and found[first] != expected[first]
+    ids, documents, _ = text().batch(first, QUICK.batch_size, QUICK.length, QUICK.seed)
+    logits, _ = run_replayed(kept[0], ids[:, :-1], documents[:, :-1], drawn[first])
+    assert found[first] == cross_entropy(logits, drawn[first].served(targets(ids, documents))).item()
+
+
 def test_indexers_are_taught_what_they_may_choose_once_the_dense_share_is_over():
     dense, later = nano(), nano()
     expected = train(dense, text(), QUICK, length=29, progress=False).indexer_losses
@@ -136,7 +152,7 @@ def test_the_bias_rate_is_how_far_a_step_moves_a_gate_and_0_leaves_it():
         assert model.get_parameter("layers.3.ffn.gate.bias").abs().max().item() == pytest.approx(rate, rel=1e-6)
 
 
-@pytest.mark.parametrize("changes", [{}, {"indexer_dense": 0.8, "quantize_from": 4}])
+@pytest.mark.parametrize("changes", [{}, {"indexer_dense": 0.8, "quantize_from": 4, "replay_share": 0.5}])
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, changes):
     whole, halves, config = nano(), nano(), dataclasses.replace(QUICK, **changes)
     expected = train(whole, text(), config, progress=False)
@@ -223,6 +239,7 @@ def test_a_train_config_survives_json(tmp_path):
     ("steps", 0), ("length", 0), ("learning_rate", float("nan")), ("clip", 0.0), ("warmup", -1), ("bias_rate", -0.1),
     ("bias_rate", float("nan")), ("balance_weight", float("inf")), ("indexer_dense", 1.5),
     ("indexer_dense", float("nan")), ("quantize_from", -1),
+    ("replay_share", -0.1),
 ])  # fmt: skip
 def test_a_bad_train_config_names_the_field(field, value):
     with pytest.raises(ValueError, match=f"{field}={value}"):

@@ -23,6 +23,7 @@ from tinyds41.train.corpus import Batch
 from tinyds41.train.indexer_loss import indexer_loss, is_dense, recall, sample_queries, teachers
 from tinyds41.train.losses import balance, cross_entropy, run, targets
 from tinyds41.train.optim import BIAS_STEP, adamw, learning_rate_at, move_gate_biases, require_trainable
+from tinyds41.train.replay import draw_hits, run_replayed
 from tinyds41.train.snapshot import load_snapshot, save_snapshot
 
 
@@ -47,6 +48,7 @@ class TrainConfig:
     indexer_queries: int = 64  # sampled per step
     indexer_dense: float = 1.0  # share of the steps that teach all visible entries; later ones what a source may choose
     quantize_from: int = 0  # first step whose cache rows are rounded to their formats, where the config has them
+    replay_share: float = 0.0  # share of the steps whose rows are read as if their beginning came from a store
     record_every: int = 10  # how often recall and expert load are kept
     snapshot_every: int = 100
 
@@ -63,8 +65,9 @@ class TrainConfig:
         for name in (*whole_or_weight, "bias_rate"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)}: a finite number of at least 0 is needed")
-        if not 0 <= self.indexer_dense <= 1:
-            raise ValueError(f"indexer_dense={self.indexer_dense}: a share of the steps is needed, 0 to 1")
+        for name in ("indexer_dense", "replay_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}={getattr(self, name)}: a share of the steps is needed, 0 to 1")
         for name in ("learning_rate", "clip"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise ValueError(f"{name}={getattr(self, name)}: a positive finite number is needed")
@@ -195,7 +198,10 @@ def _step(
     device = model.device
     ids, documents, wanted = corpus.batch(step, config.batch_size, config.length, config.seed)
     wanted = (targets(ids, documents) if wanted is None else wanted).to(device)
-    logits, ctx = run(model, ids[:, :-1].to(device), None if documents is None else documents[:, :-1].to(device))
+    inputs = ids[:, :-1].to(device), None if documents is None else documents[:, :-1].to(device)
+    hits = draw_hits(model.config, step, inputs[0].shape, config.replay_share, config.seed)
+    logits, ctx = run(model, *inputs) if hits is None else run_replayed(model, *inputs, hits)
+    wanted = wanted if hits is None else hits.served(wanted)
     queries = sample_queries(step, config.length, config.indexer_queries, config.seed).to(device)
     recorded = config.record_every > 0 and step % config.record_every == 0
     teaching = teachers(model, ctx, queries) if config.indexer_weight or recorded else {}
