@@ -96,7 +96,8 @@ def indexer_loss(
     losses = []
     for source, teacher in teaching.items():
         inside_BnT = taught(model, ctx, source, queries, teacher, dense=dense)
-        mass_BnT = _normalised(teacher.mass.masked_fill(~inside_BnT, 0))
+        # A second division would change the last bit of what sums to 1 already.
+        mass_BnT = teacher.mass if dense else _normalised(teacher.mass.masked_fill(~inside_BnT, 0))
         scores_BnT = _index_scores(model, ctx, source, queries).masked_fill(~inside_BnT, -torch.inf)
         # Masked again behind the softmax: -inf times a mass of 0 is NaN, and so is a softmax of -inf alone.
         log_share_BnT = scores_BnT.log_softmax(-1).masked_fill(~inside_BnT, 0)
