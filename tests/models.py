@@ -44,6 +44,23 @@ def scattered(config: Config = NANO, dtype: torch.dtype = torch.float64, **optio
     return model
 
 
+def uneven(config: Config = NANO) -> Model:
+    """In float64, with non-zero sinks and weights so large that attention is far from even."""
+    model, generator = Model(config, dtype=torch.float64, seed=1), torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("attn_sink"):
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+            elif parameter.ndim == 2 and ".attn." in name:
+                parameter.mul_(8)
+    return model
+
+
+def reached(model: Model) -> set[str]:
+    """The parameters that have a gradient other than zero."""
+    return {name for name, p in model.named_parameters() if p.grad is not None and p.grad.count_nonzero()}
+
+
 def window_only(n_layers: int = 2, **changes) -> Config:
     """Nano without compressed layers and Engram: attention sees its window, nothing else crosses tokens."""
     return NANO.replace(

@@ -5,6 +5,7 @@ import torch
 from folders import nano_model, tokenizer_model
 
 import tinyds41 as ds
+from tinyds41.model.variant import twin
 from tinyds41.trace import Trace
 
 IDS = torch.arange(3, 27)[None]
@@ -49,3 +50,13 @@ def test_a_config_that_needs_other_weights_is_refused():
         ds.variant(model, vocab_size=model.config.vocab_size * 2, engram_layer_ids=(), engram_num_embeddings=())
     with pytest.raises(ValueError, match="unknown config field 'windows'"):
         ds.variant(model, windows=4)
+
+
+def test_a_twin_has_the_very_parameters_of_its_model():
+    """So an optimiser of the model moves both, by gradients of either."""
+    model = tokenizer_model()
+    other = twin(model, quantize_cache=False)
+    assert all(p is model.get_parameter(name) for name, p in other.named_parameters())
+    other(IDS).sum().backward()
+    assert model.head.weight.grad.any() and model.config.quantize_cache and not other.config.quantize_cache
+    assert torch.equal(other(IDS), ds.variant(model, quantize_cache=False)(IDS))

@@ -1,5 +1,6 @@
 """Training learns, repeats bit for bit, and never loses a run."""
 
+import copy
 import dataclasses
 import json
 import signal
@@ -12,7 +13,9 @@ from tinyds41.config import Config
 from tinyds41.model.transformer import Model
 from tinyds41.train import trainer
 from tinyds41.train.corpus import Corpus
+from tinyds41.train.losses import cross_entropy, targets
 from tinyds41.train.optim import optimizers
+from tinyds41.train.replay import draw_hits, run_replayed
 from tinyds41.train.snapshot import load_snapshot, save_snapshot
 from tinyds41.train.trainer import TrainConfig, train
 
@@ -24,8 +27,8 @@ def one_thread():
     torch.set_num_threads(1)
 
 
-def nano() -> Model:
-    return Model(Config.preset("nano"), seed=1)
+def nano(**changes) -> Model:
+    return Model(Config.preset("nano", **changes), seed=1)
 
 
 def text() -> Corpus:
@@ -91,6 +94,49 @@ def test_training_the_indexers_leaves_the_first_step_of_the_model_alone():
             torch.testing.assert_close(b, before[name] * (1 - 1e-3 * 0.1), rtol=1e-6, atol=0)
 
 
+def test_formats_come_in_at_a_step_and_not_before():
+    """Till then a run is that of a config without them; the loss of that step is the one with them."""
+    plain, model, kept = nano(quantize_cache=False), nano(), []
+    expected = train(plain, text(), QUICK, progress=False).losses
+    config = model.config
+    hook = Hooked(3, lambda: kept.append(copy.deepcopy(model)))
+    found = train(model, hook, QUICK, quantize_from=3, progress=False).losses
+    assert found[:3] == expected[:3] and found[3] != expected[3]
+    ids, documents, _ = text().batch(3, QUICK.batch_size, QUICK.length, QUICK.seed)
+    logits = kept[0](ids[:, :-1], documents=documents[:, :-1])
+    assert found[3] == cross_entropy(logits, targets(ids, documents)).item()
+    assert model.config is config and config.quantize_cache
+    never = nano()
+    assert train(never, text(), QUICK, quantize_from=6, progress=False).losses == expected and same(never, plain)
+
+
+def test_formats_that_the_config_lacks_cannot_come_in_later():
+    with pytest.raises(ValueError, match="quantize_from=3: the model's config has quantize_cache=False"):
+        train(nano(quantize_cache=False), text(), QUICK, quantize_from=3, progress=False)
+
+
+def test_a_share_of_the_steps_reads_replayed_rows():
+    """The loss of such a step is that of the served tokens; other steps are as they were."""
+    plain, model, kept = nano(), nano(), []
+    expected = train(plain, text(), QUICK, progress=False).losses
+    drawn = [draw_hits(plain.config, step, (2, QUICK.length), 0.4, 0) for step in range(QUICK.steps)]
+    first = [hits is not None for hits in drawn].index(True)
+    assert 0 < first < QUICK.steps - 1 and None in drawn[first:]
+    hook = Hooked(first, lambda: kept.append(copy.deepcopy(model)))
+    found = train(model, hook, QUICK, replay_share=0.4, progress=False).losses
+    assert found[:first] == expected[:first] and found[first] != expected[first]
+    ids, documents, _ = text().batch(first, QUICK.batch_size, QUICK.length, QUICK.seed)
+    logits, _ = run_replayed(kept[0], ids[:, :-1], documents[:, :-1], drawn[first])
+    assert found[first] == cross_entropy(logits, drawn[first].served(targets(ids, documents))).item()
+
+
+def test_indexers_are_taught_what_they_may_choose_once_the_dense_share_is_over():
+    dense, later = nano(), nano()
+    expected = train(dense, text(), QUICK, length=29, progress=False).indexer_losses
+    found = train(later, text(), QUICK, length=29, indexer_dense=0.5, progress=False).indexer_losses
+    assert found[:3] == expected[:3] and found[3] != expected[3]
+
+
 def test_gate_biases_move_by_the_load():
     model = nano()
     train(model, text(), QUICK, steps=1, progress=False)
@@ -106,10 +152,11 @@ def test_the_bias_rate_is_how_far_a_step_moves_a_gate_and_0_leaves_it():
         assert model.get_parameter("layers.3.ffn.gate.bias").abs().max().item() == pytest.approx(rate, rel=1e-6)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "report"])
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, optimizer):
-    whole, halves = nano(), nano()
-    config = dataclasses.replace(QUICK, optimizer=optimizer)
+@pytest.mark.parametrize("changes", [
+    {}, {"optimizer": "report"}, {"indexer_dense": 0.8, "quantize_from": 4, "replay_share": 0.5},
+])  # fmt: skip
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, changes):
+    whole, halves, config = nano(), nano(), dataclasses.replace(QUICK, **changes)
     expected = train(whole, text(), config, progress=False)
     train(halves, Hooked(2, lambda: signal.raise_signal(signal.SIGINT)), config, folder=tmp_path, progress=False)
     fresh = Model(Config.preset("nano"), seed=9)
@@ -203,6 +250,7 @@ def test_a_train_config_survives_json(tmp_path):
 @pytest.mark.parametrize(("field", "value"), [
     ("steps", 0), ("length", 0), ("learning_rate", float("nan")), ("clip", 0.0), ("warmup", -1), ("bias_rate", -0.1),
     ("bias_rate", float("nan")), ("balance_weight", float("inf")), ("optimizer", "muon"), ("optimizer", None),
+    ("indexer_dense", 1.5), ("indexer_dense", float("nan")), ("quantize_from", -1), ("replay_share", -0.1),
 ])  # fmt: skip
 def test_a_bad_train_config_names_the_field(field, value):
     with pytest.raises(ValueError, match=f"{field}={value!r}: .* is needed"):

@@ -119,6 +119,10 @@ class Sequence:
         layout = self._layouts[self.plan[source].ratio]
         return layout.group(c), None if z is None else layout.group(z), layout.positions
 
+    def group_ends(self, source: int) -> Tensor:
+        """The last token of each group of a source. Shapes: [B,G], token numbers in the row."""
+        return self._layouts[self.plan[source].ratio].ends
+
     def add_entries(self, source: int, kv: Tensor, keys: Tensor) -> None:
         layout = self._layouts[self.plan[source].ratio]
         if self.config.quantize_cache:
@@ -170,6 +174,11 @@ class _Layout:
     positions: Tensor
     first: Tensor
     last: Tensor
+
+    @property
+    def ends(self) -> Tensor:
+        """[B,G]"""
+        return self.positions + self.ratio - 1 if self.tokens is None else self.tokens[..., -1]
 
     def group(self, x_BSC: Tensor) -> Tensor:
         """[B,S,C] -> [B,G,m,C]"""

@@ -28,3 +28,19 @@ def variant(model: Model, **changes: Any) -> Model:
     for layer, engram in other.engrams.items():
         engram.token_map = buffers[f"layers.{layer}.engram.token_map"]  # derived, so in no state
     return other
+
+
+def twin(model: Model, **changes: Any) -> Model:
+    """A variant whose parameters are those of `model` themselves, not others with the same values.
+
+    Gradients of either add up in both. What is done to the parameters of one, such as `double()`, is done to both.
+
+    Raises: ValueError as `variant`.
+    """
+    other = variant(model, **changes)
+    own = dict(other.named_parameters())
+    for name, parameter in model.named_parameters():
+        if name in own:
+            path, _, leaf = name.rpartition(".")
+            setattr(other.get_submodule(path), leaf, parameter)
+    return other

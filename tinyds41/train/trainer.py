@@ -18,8 +18,10 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tinyds41.model.transformer import Model
+from tinyds41.model.variant import twin
 from tinyds41.train.corpus import Batch
-from tinyds41.train.losses import balance, cross_entropy, indexer_loss, recall, run, sample_queries, targets, teachers
+from tinyds41.train.indexer_loss import indexer_loss, is_dense, recall, sample_queries, teachers
+from tinyds41.train.losses import balance, cross_entropy, run, targets
 from tinyds41.train.optim import (
     BIAS_STEP,
     OPTIMIZERS,
@@ -29,6 +31,7 @@ from tinyds41.train.optim import (
     require_trainable,
     set_learning_rate,
 )
+from tinyds41.train.replay import draw_hits, run_replayed
 from tinyds41.train.snapshot import load_snapshot, read_record, save_snapshot
 
 
@@ -52,6 +55,9 @@ class TrainConfig:
     bias_rate: float = BIAS_STEP  # how far a step moves a gate's bias; 0 leaves the experts to themselves
     indexer_weight: float = 1.0  # 0 leaves the indexers untrained
     indexer_queries: int = 64  # sampled per step
+    indexer_dense: float = 1.0  # share of the steps that teach all visible entries; later ones what a source may choose
+    quantize_from: int = 0  # first step whose cache rows are rounded to their formats, where the config has them
+    replay_share: float = 0.0  # share of the steps whose rows are read as if their beginning came from a store
     record_every: int = 10  # how often recall and expert load are kept
     snapshot_every: int = 100
 
@@ -67,10 +73,14 @@ class TrainConfig:
         for name in ("steps", "batch_size", "length", "indexer_queries"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: at least 1 is needed")
-        whole_or_weight = ("warmup", "seed", "record_every", "snapshot_every", "balance_weight", "indexer_weight")
+        whole_or_weight = ("warmup", "seed", "record_every", "snapshot_every", "quantize_from", "balance_weight",
+                           "indexer_weight")  # fmt: skip
         for name in (*whole_or_weight, "bias_rate"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)}: a finite number of at least 0 is needed")
+        for name in ("indexer_dense", "replay_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}={getattr(self, name)}: a share of the steps is needed, 0 to 1")
         for name in ("learning_rate", "clip"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise ValueError(f"{name}={getattr(self, name)}: a positive finite number is needed")
@@ -150,6 +160,7 @@ def train(
     """
     config = dataclasses.replace(config or TrainConfig(), **changes)
     require_trainable(model, config.optimizer)
+    plain = _without_formats(model, config)
     optimizer = optimizers(model, config)
     folder = None if folder is None else Path(folder)
     history = History(tokens_per_step=config.batch_size * config.length)
@@ -170,7 +181,7 @@ def train(
     bar = tqdm(total=config.steps, initial=first, disable=not progress, unit="step", mininterval=1.0)
     with bar, _interrupt_as_flag() as interrupt:
         for step in range(first, config.steps):
-            _step(model, corpus, optimizer, config, history, step)
+            _step(plain if step < config.quantize_from else model, corpus, optimizer, config, history, step)
             bar.update()
             bar.set_postfix(loss=f"{history.losses[-1]:.3f}", indexer=f"{history.indexer_losses[-1]:.3f}",
                             refresh=False)  # fmt: skip
@@ -192,6 +203,14 @@ def _require_same_optimizer(folder: Path, optimizer: str) -> None:
         raise ValueError(f"the snapshot in {folder} was trained with optimizer={before!r}, not {optimizer!r}")
 
 
+def _without_formats(model: Model, config: TrainConfig) -> Model:
+    """What runs before the formats come in: the same parameters under another config."""
+    if config.quantize_from and not model.config.quantize_cache:
+        raise ValueError(f"quantize_from={config.quantize_from}: the model's config has quantize_cache=False, so no "
+                         "formats could come in")  # fmt: skip
+    return twin(model, quantize_cache=False) if config.quantize_from else model
+
+
 def _step(
     model: Model, corpus: Batches, optimizer: torch.optim.Optimizer, config: TrainConfig, history: History, step: int
 ) -> None:
@@ -200,13 +219,17 @@ def _step(
     device = model.device
     ids, documents, wanted = corpus.batch(step, config.batch_size, config.length, config.seed)
     wanted = (targets(ids, documents) if wanted is None else wanted).to(device)
-    logits, ctx = run(model, ids[:, :-1].to(device), None if documents is None else documents[:, :-1].to(device))
+    inputs = ids[:, :-1].to(device), None if documents is None else documents[:, :-1].to(device)
+    hits = draw_hits(model.config, step, inputs[0].shape, config.replay_share, config.seed)
+    logits, ctx = run(model, *inputs) if hits is None else run_replayed(model, *inputs, hits)
+    wanted = wanted if hits is None else hits.served(wanted)
     queries = sample_queries(step, config.length, config.indexer_queries, config.seed).to(device)
     recorded = config.record_every > 0 and step % config.record_every == 0
     teaching = teachers(model, ctx, queries) if config.indexer_weight or recorded else {}
     next_token = cross_entropy(logits, wanted)
     balance_loss, load = balance(model, ctx)
-    imitation = indexer_loss(model, ctx, queries, teaching)
+    dense = is_dense(step, config.steps, config.indexer_dense)
+    imitation = indexer_loss(model, ctx, queries, teaching, dense=dense)
     loss = next_token + config.balance_weight * balance_loss + config.indexer_weight * imitation
     _require_finite("loss", loss, step)
 
