@@ -192,7 +192,7 @@ class Corpus:
         # A generator per step, not one that runs on: nothing but the step number must be saved to resume.
         generator = np.random.default_rng([seed, step])
         starts = generator.integers(0, len(self) - length, size=batch_size)
-        return self._windows(starts.tolist(), length)
+        return self.windows(starts.tolist(), length)
 
     def in_order(self, batch_size: int, length: int) -> Iterable[Batch]:
         """Windows one after another, for evaluation.
@@ -202,7 +202,7 @@ class Corpus:
         self.require(length)
         starts = range(0, len(self) - length, length)
         for first in range(0, len(starts), batch_size):
-            yield self._windows(starts[first : first + batch_size], length)
+            yield self.windows(starts[first : first + batch_size], length)
 
     def require(self, length: int) -> None:
         """Raises: ValueError naming tokens and length when there is not one sequence in the text."""
@@ -211,7 +211,7 @@ class Corpus:
         if len(self) < length + 1:
             raise ValueError(f"a text of {len(self)} tokens is too short for a sequence of length {length} + 1 target")
 
-    def _windows(self, starts: Sequence[int], length: int) -> Batch:
+    def windows(self, starts: Sequence[int], length: int) -> Batch:
         def cut(row: Numbers) -> Tensor:
             return torch.stack([row[start : start + length + 1] for start in starts]).long()
 

@@ -180,7 +180,7 @@ def _step(
     ids, documents, wanted = corpus.batch(step, config.batch_size, config.length, config.seed)
     wanted = (targets(ids, documents) if wanted is None else wanted).to(device)
     logits, ctx = run(model, ids[:, :-1].to(device), None if documents is None else documents[:, :-1].to(device))
-    queries = sample_queries(step, config.length, config.indexer_queries, config.seed).to(device)
+    queries = sample_queries(step, ids.shape[1] - 1, config.indexer_queries, config.seed).to(device)
     recorded = config.record_every > 0 and step % config.record_every == 0
     teaching = teachers(model, ctx, queries) if config.indexer_weight or recorded else {}
     next_token = cross_entropy(logits, wanted)
