@@ -134,3 +134,17 @@ def test_a_vocabulary_without_room_for_the_bytes_is_refused():
 def test_decode_refuses_a_tensor_that_is_no_row_of_ids(ids):
     with pytest.raises(ValueError, match=r"expected ids \[S\] of whole numbers"):
         Tokenizer.train([], 260).decode(ids)
+
+
+def test_a_fingerprint_is_that_of_words_and_merges(tokenizer, golden, tmp_path):
+    """The same after saving; another when one entry or the order of two merges is another."""
+    tokenizer.save(tmp_path)
+    assert Tokenizer.load(tmp_path).fingerprint == tokenizer.fingerprint != golden.fingerprint
+    assert len(tokenizer.fingerprint) == 64
+    content = json.loads(tokenizer.backend.to_str())
+    words, merges = dict(content["model"]["vocab"]), list(content["model"]["merges"])
+    last, before = sorted(words, key=words.get)[-2:]
+    for changed in ({"vocab": {**words, last: words[before], before: words[last]}},
+                    {"merges": [merges[1], merges[0], *merges[2:]]}):  # fmt: skip
+        (tmp_path / "tokenizer.json").write_text(json.dumps({**content, "model": {**content["model"], **changed}}))
+        assert Tokenizer.load(tmp_path).fingerprint != tokenizer.fingerprint

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -80,6 +82,18 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """V, special tokens included."""
         return self.backend.get_vocab_size()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of entries and merges in their order: equal for tokenizers that give the same ids the same meaning.
+
+        The layout of tokenizer.json, which the tokenizers library changes now and then, does not enter.
+        """
+        words = self.backend.get_vocab()
+        merges = json.loads(self.backend.to_str())["model"].get("merges", [])
+        pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]  # old files: one string
+        content = json.dumps([sorted(words, key=words.__getitem__), pairs])
+        return hashlib.sha256(content.encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, without any special id; `decode` gives the same text back.

@@ -19,5 +19,11 @@ class _Training(ModuleType):
 
         return train(*args, **options)
 
+    def task(self, name: str, **sizes: Any) -> Any:
+        """See `task_names.task`; here without importing any task before one is asked for."""
+        from tinyds41.train.task_names import task
+
+        return task(name, **sizes)
+
 
 sys.modules[__name__].__class__ = _Training

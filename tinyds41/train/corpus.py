@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -118,6 +118,15 @@ class Batch(NamedTuple):
     wanted: Tensor | None = None
 
 
+class Numbers(Protocol):
+    """A row of whole numbers that is read slice by slice: a tensor, or what `token_file` maps. Shapes: [T]."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, window: slice, /) -> Tensor: ...
+
+
 @dataclass(frozen=True)
 class Corpus:
     """Token ids of a text in a row, and the batches drawn from them.
@@ -126,12 +135,12 @@ class Corpus:
     Units: characters is the length of the text behind the ids, for bits per character.
     """
 
-    ids: Tensor
-    documents: Tensor | None = None
+    ids: Numbers
+    documents: Numbers | None = None
     characters: int = 0
 
     def __post_init__(self):
-        if self.ids.ndim != 1:
+        if len(self.ids.shape) != 1:
             raise ValueError(f"expected ids [T], got shape {tuple(self.ids.shape)}")
         if self.documents is not None and self.documents.shape != self.ids.shape:
             raise ValueError(f"documents {tuple(self.documents.shape)} do not match ids {tuple(self.ids.shape)}")
@@ -149,9 +158,28 @@ class Corpus:
         ids = torch.from_numpy(np.concatenate(rows))
         return cls(ids, torch.from_numpy(borders) if packed else None, characters)
 
+    @classmethod
+    def from_file(cls, tokenizer: Tokenizer, path: str | Path, *, packed: bool = True) -> Corpus:
+        """A token file's, with the batches of `from_texts`: each reads its windows from the file, no more.
+
+        Raises: as `token_file.open_tokens`.
+        """
+        from tinyds41.train.token_file import open_tokens  # it imports `documents` from here
+
+        file = open_tokens(path, tokenizer)
+        return cls(file.ids, file.documents if packed else None, file.header["characters"])
+
     def __len__(self) -> int:
         """Tokens."""
         return len(self.ids)
+
+    @property
+    def n_documents(self) -> int:
+        """1 where the borders are ignored."""
+        if self.documents is None:
+            return 1
+        starts = getattr(self.documents, "starts", None)
+        return len(self.documents[:].unique_consecutive() if starts is None else starts)
 
     def batch(self, step: int, batch_size: int, length: int, seed: int = 0) -> Batch:
         """Random windows of length + 1 tokens; they depend on (seed, step) alone.
@@ -164,7 +192,7 @@ class Corpus:
         # A generator per step, not one that runs on: nothing but the step number must be saved to resume.
         generator = np.random.default_rng([seed, step])
         starts = generator.integers(0, len(self) - length, size=batch_size)
-        return self._windows(starts.tolist(), length)
+        return self.windows(starts.tolist(), length)
 
     def in_order(self, batch_size: int, length: int) -> Iterable[Batch]:
         """Windows one after another, for evaluation.
@@ -174,7 +202,7 @@ class Corpus:
         self.require(length)
         starts = range(0, len(self) - length, length)
         for first in range(0, len(starts), batch_size):
-            yield self._windows(starts[first : first + batch_size], length)
+            yield self.windows(starts[first : first + batch_size], length)
 
     def require(self, length: int) -> None:
         """Raises: ValueError naming tokens and length when there is not one sequence in the text."""
@@ -183,8 +211,8 @@ class Corpus:
         if len(self) < length + 1:
             raise ValueError(f"a text of {len(self)} tokens is too short for a sequence of length {length} + 1 target")
 
-    def _windows(self, starts: Sequence[int], length: int) -> Batch:
-        def cut(row: Tensor) -> Tensor:
+    def windows(self, starts: Sequence[int], length: int) -> Batch:
+        def cut(row: Numbers) -> Tensor:
             return torch.stack([row[start : start + length + 1] for start in starts]).long()
 
         return Batch(cut(self.ids), None if self.documents is None else cut(self.documents))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tinyds41.model.transformer import Model
-from tinyds41.train.corpus import Corpus
+from tinyds41.train.corpus import Corpus, Numbers
 from tinyds41.train.losses import IGNORED, targets
 
 
@@ -74,14 +74,15 @@ def bits_per_character(loss: float, corpus: Corpus) -> float | None:
     """
     if not corpus.characters:
         return None
-    n_documents = 1 if corpus.documents is None else len(corpus.documents.unique_consecutive())
-    return loss / math.log(2) * (len(corpus) - n_documents) / corpus.characters
+    return loss / math.log(2) * (len(corpus) - corpus.n_documents) / corpus.characters
 
 
-def unigram(ids: Tensor, vocab_size: int) -> Tensor:
+def unigram(ids: Numbers, vocab_size: int) -> Tensor:
     """log share of each token in a text, each counted once more so that none is impossible.
 
     Shapes: [T] -> [V].
     """
-    counts_V = torch.bincount(ids.long(), minlength=vocab_size).double() + 1
+    counts_V = torch.ones(vocab_size, dtype=torch.float64)
+    for first in range(0, len(ids), 2**20):  # a mapped text may be longer than memory
+        counts_V += torch.bincount(ids[first : first + 2**20].long(), minlength=vocab_size)
     return (counts_V / counts_V.sum()).log()

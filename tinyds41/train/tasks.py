@@ -16,6 +16,7 @@ from tinyds41.train.corpus import Batch
 from tinyds41.train.losses import IGNORED
 
 N_SPECIAL = 4  # ids that a tokenizer would need, never drawn here
+TEST_STEP = 2**31  # no training comes so far: rows of this step are new to a run of any seed
 
 
 def check_counts(task: Any, *names: str) -> None:
@@ -76,12 +77,16 @@ class Needle:
         for row in range(batch_size):
             keys = generator.choice(self.n_keys, self.n_facts, replace=False)
             values = generator.integers(0, self.n_values, self.n_facts)
-            places = 2 * generator.choice(body // 2, self.n_facts, replace=False)
+            places = 2 * generator.choice(self.room(body) // 2, self.n_facts, replace=False)
             ids[row, places], ids[row, places + 1] = self.first_key + keys, self.first_value + values
             asked = generator.permutation(self.n_facts)
             ids[row, body:length] = self.first_key + keys[asked]
             wanted[row, body:] = self.first_value + values[asked]
         return Batch(torch.from_numpy(ids), None, torch.from_numpy(wanted))
+
+    def room(self, body: int) -> int:
+        """How many of the first tokens facts may take, of the `body` that come before the questions."""
+        return body
 
     def places(self, ids: Tensor) -> Tensor:
         """Where the fact of each question stands: the position of its key. Shapes: [B,S] -> int64 [B,n_facts]."""
@@ -142,15 +147,19 @@ def share(mask: Tensor) -> float:
 
 
 @torch.no_grad()
-def answers(model: Model, task: Needle, *, length: int, n_rows: int = 32, seed: int = 1) -> Answers:
-    """Asks a model rows that it was not trained on; the likeliest token is its answer.
+def answers(
+    model: Model, task: Needle, *, length: int, n_rows: int = 32, seed: int = 1, step: int = 0
+) -> Answers:  # fmt: skip
+    """Asks a model rows of a seed that it was not trained with; the likeliest token is its answer.
+
+    At `TEST_STEP` rows are new to runs of every seed, and those of a task that grows are as long as asked for.
 
     Rows go one by one, so that a long one needs no more memory than itself. Whether a fact was chosen is judged by the
     entry of its key, which with ratio 2 holds the value too.
     """
     if n_rows < 1:
         raise ValueError(f"n_rows={n_rows}: at least one row is needed")
-    batch = task.batch(0, n_rows, length, seed)
+    batch = task.batch(step, n_rows, length, seed)
     assert batch.wanted is not None
     ids = batch.ids[:, :-1]
     parts = [_ask(model, task, row[None]) for row in ids]

@@ -223,7 +223,7 @@ def _step(
     hits = draw_hits(model.config, step, inputs[0].shape, config.replay_share, config.seed)
     logits, ctx = run(model, *inputs) if hits is None else run_replayed(model, *inputs, hits)
     wanted = wanted if hits is None else hits.served(wanted)
-    queries = sample_queries(step, config.length, config.indexer_queries, config.seed).to(device)
+    queries = sample_queries(step, inputs[0].shape[1], config.indexer_queries, config.seed).to(device)
     recorded = config.record_every > 0 and step % config.record_every == 0
     teaching = teachers(model, ctx, queries) if config.indexer_weight or recorded else {}
     next_token = cross_entropy(logits, wanted)

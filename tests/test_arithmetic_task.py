@@ -1,0 +1,58 @@
+"""Arithmetic: an answer is a sum that stands nowhere, of a number told far back and one in the question."""
+
+from __future__ import annotations
+
+import pytest
+
+from tinyds41.train.arithmetic_task import Arithmetic
+from tinyds41.train.losses import IGNORED
+
+TASK = Arithmetic(n_names=5, modulus=6, n_rules=3, n_questions=4, n_fillers=3)
+
+
+def asked(batch) -> list[tuple[list[int], int, int]]:
+    return [(row, place, value) for row, target in zip(batch.ids.tolist(), batch.wanted.tolist(), strict=True)
+            for place, value in enumerate(target) if value != IGNORED]  # fmt: skip
+
+
+def solve(row: list[int], place: int) -> int:
+    """The first time a name stands, its number is what it adds."""
+    added = row[row.index(row[place - 1]) + 1] - TASK.first_number
+    return TASK.first_number + (row[place] - TASK.first_number + added) % 6
+
+
+def test_a_plain_reader_of_the_row_answers_everything():
+    questions = asked(TASK.batch(3, 50, 30, seed=1))
+    assert len(questions) == 50 * 4
+    assert all(solve(row, place) == value for row, place, value in questions)
+    assert {place for _, place, _ in questions} == {23, 25, 27, 29}
+
+
+def test_rules_are_told_once_at_even_places():
+    for row in TASK.batch(0, 50, 30).ids.tolist():
+        names = [(place, token) for place, token in enumerate(row[:22]) if token < TASK.first_number]
+        assert len(names) == len({token for _, token in names}) == 3 and all(place % 2 == 0 for place, _ in names)
+        assert all(TASK.first_number <= row[place + 1] < TASK.first_filler for place, _ in names)
+        assert {row[place] for place in range(22, 30, 2)} <= {token for _, token in names}
+
+
+def test_the_end_of_a_row_says_nothing():
+    """Questions and the eight tokens before them, without rules: each name and number has every answer, evenly."""
+    counts: dict[tuple[int, int], list[int]] = {}
+    for row, place, value in asked(TASK.batch(0, 2000, 60)):
+        if not any(token < TASK.first_number for token in row[44:52]):
+            counts.setdefault((row[place - 1], row[place]), []).append(value)
+    assert len(counts) == 5 * 6
+    for values in counts.values():
+        # A sixth each, give or take 5 deviations.
+        assert max(values.count(v) for v in set(values)) / len(values) < 1 / 6 + 5 * (5 / 36 / len(values)) ** 0.5
+
+
+def test_sizes_and_lengths_that_make_no_task_are_refused():
+    for sizes, message in (({"modulus": 0}, "modulus=0"), ({"n_questions": -1}, "n_questions=-1"),
+                           ({"n_rules": 17}, "n_rules=17 exceeds n_names=16")):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            Arithmetic(**sizes)
+    assert len(asked(TASK.batch(0, 1, 14))) == 4
+    with pytest.raises(ValueError, match=r"length=13 is too short for 3 rules and 4 questions .* at least 14"):
+        TASK.batch(0, 1, 13)

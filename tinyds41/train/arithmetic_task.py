@@ -1,0 +1,76 @@
+"""Arithmetic patterns: a rule told once, applied to numbers at the end of the row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tinyds41.train.corpus import Batch
+from tinyds41.train.losses import IGNORED
+from tinyds41.train.tasks import N_SPECIAL, check_counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arithmetic:
+    """Rules "add so much" among fillers, then questions: what does this rule make of this number?
+
+    A rule is a name and a number, side by side at an even position. A question is a name and a number too; at its
+    number the sum of both is wanted, modulo `modulus`. So an answer needs fetching and adding: the sum stands nowhere
+    in the row, and a name has another number in every row.
+
+    Shapes: ids are special 0..3, then names, numbers and fillers.
+    """
+
+    n_names: int = 16
+    modulus: int = 8
+    n_rules: int = 2
+    n_questions: int = 8
+    n_fillers: int = 16
+
+    def __post_init__(self) -> None:
+        check_counts(self, "n_names", "modulus", "n_rules", "n_questions", "n_fillers")
+        if self.n_rules > self.n_names:
+            raise ValueError(f"n_rules={self.n_rules} exceeds n_names={self.n_names}: a name has one rule per row")
+
+    @property
+    def first_name(self) -> int:
+        return N_SPECIAL
+
+    @property
+    def first_number(self) -> int:
+        return self.first_name + self.n_names
+
+    @property
+    def first_filler(self) -> int:
+        return self.first_number + self.modulus
+
+    @property
+    def vocab_size(self) -> int:
+        return self.first_filler + self.n_fillers
+
+    @property
+    def shortest(self) -> int:
+        """Tokens of a row without fillers."""
+        return 2 * (self.n_rules + self.n_questions)
+
+    def batch(self, step: int, batch_size: int, length: int, seed: int = 0) -> Batch:
+        """Rows that depend on (seed, step) alone. Raises: ValueError for a length that cannot hold everything."""
+        if length < self.shortest:
+            raise ValueError(f"length={length} is too short for {self.n_rules} rules and {self.n_questions} questions "
+                             f"of 2 tokens each: at least {self.shortest} are needed")  # fmt: skip
+        generator = np.random.default_rng([seed, step])
+        body = length - 2 * self.n_questions
+        ids = self.first_filler + generator.integers(0, self.n_fillers, (batch_size, length + 1))
+        wanted = np.full((batch_size, length), IGNORED)
+        for row in range(batch_size):
+            names = self.first_name + generator.choice(self.n_names, self.n_rules, replace=False)
+            added = generator.integers(0, self.modulus, self.n_rules)
+            places = 2 * generator.choice(body // 2, self.n_rules, replace=False)
+            ids[row, places], ids[row, places + 1] = names, self.first_number + added
+            which = generator.integers(0, self.n_rules, self.n_questions)
+            numbers = generator.integers(0, self.modulus, self.n_questions)
+            ids[row, body:length:2], ids[row, body + 1 : length : 2] = names[which], self.first_number + numbers
+            wanted[row, body + 1 :: 2] = self.first_number + (numbers + added[which]) % self.modulus
+        return Batch(torch.from_numpy(ids), None, torch.from_numpy(wanted))
