@@ -15,8 +15,8 @@ from tinyds41.train import corpus, examples, make_example
 from tinyds41.train.corpus import Corpus, data_folder, documents, manifest, verify
 from tinyds41.train.examples import EXAMPLES, RECORD, command, example_folder, example_record
 from tinyds41.train.fit_tokenizer import TRAINED_ON
+from tinyds41.train.history import History
 from tinyds41.train.task_examples import recipe
-from tinyds41.train.trainer import History
 
 MOST_BYTES = 4_000_000
 TASKS = [name for name in EXAMPLES if name != "text"]

@@ -11,7 +11,7 @@ from tinyds41.config import Config
 from tinyds41.model.transformer import Model
 from tinyds41.train.muon import orthogonal
 from tinyds41.train.optim import ByRole, adamw, learning_rate_at, move_gate_biases, optimizers, set_learning_rate
-from tinyds41.train.trainer import TrainConfig
+from tinyds41.train.train_config import TrainConfig
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,9 @@ from tinyds41.train.losses import cross_entropy, targets
 from tinyds41.train.optim import optimizers
 from tinyds41.train.replay import draw_hits, run_replayed
 from tinyds41.train.snapshot import load_snapshot, save_snapshot
-from tinyds41.train.trainer import TrainConfig, train
+from tinyds41.train.step_log import read_log
+from tinyds41.train.train_config import TrainConfig
+from tinyds41.train.trainer import train
 
 QUICK = TrainConfig(steps=6, batch_size=2, length=13, warmup=2, indexer_queries=8, record_every=2, snapshot_every=0)
 
@@ -165,14 +167,97 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, changes):
     assert history.records == expected.records and not history.interrupted
 
 
-def test_a_run_is_not_resumed_with_another_optimiser(tmp_path):
-    """Its moments are others: they would be dropped in silence."""
-    train(nano(), text(), QUICK, steps=1, folder=tmp_path, progress=False)
-    fresh = nano()
-    message = r"the snapshot in .* was trained with optimizer='adamw', not 'report'"
-    with pytest.raises(ValueError, match=message):
-        train(fresh, text(), QUICK, optimizer="report", folder=tmp_path, resume=True, progress=False)
-    assert same(fresh, nano())
+@pytest.mark.parametrize(("model", "changes", "named"), [
+    ({}, {"optimizer": "report"}, "optimizer='adamw' there and 'report' here"),  # moments would be dropped in silence
+    ({}, {"steps": 9, "clip": 2.0}, r"clip=1\.0 there and 2\.0 here; steps=6 there and 9 here"),
+    ({"sliding_window": 8}, {}, "sliding_window=4 there and 8 here"),
+])  # fmt: skip
+def test_a_run_is_not_resumed_with_another_config(tmp_path, model, changes, named):
+    train(nano(), text(), QUICK, folder=tmp_path, progress=False)
+    fresh = nano(**model)
+    with pytest.raises(ValueError, match=f"the snapshot in .* is of another run: {named}$"):
+        train(fresh, text(), QUICK, **changes, folder=tmp_path, resume=True, progress=False)
+    assert same(fresh, nano(**model))
+
+
+def test_how_often_a_run_is_saved_may_change_when_it_goes_on(tmp_path):
+    train(nano(), text(), QUICK, folder=tmp_path, progress=False)
+    history = train(nano(), text(), QUICK, snapshot_every=1, folder=tmp_path, resume=True, progress=False)
+    assert history.step == QUICK.steps
+
+
+def test_fields_of_both_configs_have_names_of_their_own():
+    """One list names what differs between two runs."""
+    assert not set(QUICK.to_dict()) & set(Config.preset("nano").to_dict())
+
+
+@pytest.mark.parametrize("changes", [{}, {"replay_share": 1.0}])
+def test_parts_of_a_batch_give_the_gradients_of_the_whole(changes):
+    """Documents of 50 tokens end in some rows: a row with fewer targets counts less, as in the whole batch.
+
+    Three steps: then a rounding or a choice falls on the other side, in whatever order numbers are added.
+    """
+    whole, parted = nano().double(), nano().double()
+    config = dataclasses.replace(QUICK, steps=3, batch_size=4, length=40, **changes)
+    expected = train(whole, text(), config, progress=False)
+    found = train(parted, text(), config, accumulate=4, progress=False)
+    assert found.losses == pytest.approx(expected.losses, rel=1e-9)
+    assert found.balance_losses == pytest.approx(expected.balance_losses, rel=1e-9)
+    for (name, a), b in zip(parted.named_parameters(), whole.parameters(), strict=True):
+        if ".indexer." not in name:  # their loss is the mean of the parts, whichever see more entries
+            # The root of the second moment amplifies the other order of sums.
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-7, msg=name)
+
+
+def test_parts_run_one_after_the_other(monkeypatch):
+    shapes, run = [], trainer.run
+    monkeypatch.setattr(trainer, "run", lambda model, ids, documents: shapes.append(ids.shape) or run(model, ids, documents))
+    train(nano(), text(), QUICK, steps=1, batch_size=4, accumulate=2, progress=False)
+    assert shapes == [(2, QUICK.length)] * 2
+
+
+def test_autocast_computes_products_in_bfloat16_and_leaves_weights_alone():
+    plain, cast = nano(), nano()
+    expected = train(plain, text(), QUICK, progress=False).losses
+    found = train(cast, text(), QUICK, autocast=True, progress=False).losses
+    assert found != expected and found == pytest.approx(expected, abs=0.1)  # eight bits of a product
+    assert {p.dtype for p in cast.parameters()} == {torch.float32}
+
+
+def test_a_batch_that_cannot_fit_is_refused_before_the_first_step(monkeypatch):
+    least = trainer.least_kept_bytes(nano(), 2, QUICK.length)
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 100 * least)
+    message = r"a step with 2000 rows of 13 tokens \(raise accumulate, .*\) needs [\d,]+ bytes, cpu has [\d,]+ bytes"
+    with pytest.raises(MemoryError, match=message):
+        train(nano(), Hooked(0, pytest.fail), QUICK, batch_size=2000, progress=False)
+
+
+def test_what_a_step_surely_keeps_is_less_than_what_it_keeps():
+    seen: dict[int, int] = {}
+    pack = lambda tensor: seen.__setitem__(tensor.data_ptr(), tensor.nbytes) or tensor
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        train(nano(), text(), QUICK, steps=1, progress=False)
+    assert trainer.least_kept_bytes(nano(), QUICK.batch_size, QUICK.length) < sum(seen.values())
+
+
+def test_a_run_logs_every_step_and_goes_on_behind_its_snapshot(tmp_path):
+    """Killed behind its snapshot: the steps that it makes again stand in the log once."""
+    config = dataclasses.replace(QUICK, snapshot_every=3)
+
+    class Killed(BaseException):
+        pass
+
+    def die():
+        raise Killed
+
+    with pytest.raises(Killed):
+        train(nano(), Hooked(5, die), config, folder=tmp_path, progress=False)
+    assert [line["step"] for line in read_log(tmp_path)] == [0, 1, 2, 3, 4]
+    history = train(nano(), text(), config, folder=tmp_path, resume=True, progress=False)
+    log = read_log(tmp_path)
+    assert [line["step"] for line in log] == list(range(6)) and [line["loss"] for line in log] == history.losses
+    assert [line["step"] for line in log if "recall" in line] == [record["step"] for record in history.records]
+    assert log[2]["load"] == history.records[1]["load"]
 
 
 def test_ctrl_c_finishes_the_step_saves_and_returns(tmp_path):
@@ -193,7 +278,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_step_and_keeps_the_last_snapsh
         with torch.no_grad():
             model.get_parameter("layers.3.attn.wkv.weight")[0, 0] = torch.nan
 
-    with pytest.raises(FloatingPointError, match="loss is nan at step 4"):
+    with pytest.raises(FloatingPointError, match=r"loss is nan at step 4, beginning in layers\.3\.attn\.window_kv: "):
         train(model, Hooked(4, poison), QUICK, snapshot_every=3, folder=tmp_path, progress=False)
     saved = nano()
     assert load_snapshot(tmp_path, saved)["step"] == 3
@@ -211,7 +296,7 @@ def test_a_failed_save_keeps_the_snapshot_before_and_leaves_no_rubbish(tmp_path,
     monkeypatch.setattr("tinyds41.train.snapshot.os.replace", fail)
     with pytest.raises(OSError, match="disk full"):
         train(model, text(), QUICK, steps=2, folder=tmp_path, progress=False)
-    assert [file.name for file in tmp_path.iterdir()] == ["snapshot.safetensors"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["log.jsonl", "snapshot.safetensors"]
     assert (tmp_path / "snapshot.safetensors").read_bytes() == good
 
 
@@ -248,7 +333,7 @@ def test_a_train_config_survives_json(tmp_path):
 
 
 @pytest.mark.parametrize(("field", "value"), [
-    ("steps", 0), ("length", 0), ("learning_rate", float("nan")), ("clip", 0.0), ("warmup", -1), ("bias_rate", -0.1),
+    ("steps", 0), ("length", 0), ("accumulate", 0), ("accumulate", 3), ("autocast", 1), ("learning_rate", float("nan")), ("clip", 0.0), ("warmup", -1), ("bias_rate", -0.1),
     ("bias_rate", float("nan")), ("balance_weight", float("inf")), ("optimizer", "muon"), ("optimizer", None),
     ("indexer_dense", 1.5), ("indexer_dense", float("nan")), ("quantize_from", -1), ("replay_share", -0.1),
 ])  # fmt: skip

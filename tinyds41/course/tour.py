@@ -29,7 +29,8 @@ from tinyds41.tokenizer import Tokenizer
 from tinyds41.trace import Trace
 from tinyds41.train.corpus import Corpus, data_folder, documents
 from tinyds41.train.evaluate import Evaluation, evaluate
-from tinyds41.train.trainer import History, train
+from tinyds41.train.history import History
+from tinyds41.train.trainer import train
 
 TEXT = "plays"
 LENGTH, BATCH_SIZE = 256, 8

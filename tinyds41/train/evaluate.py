@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tinyds41.mixing import at_least_fp32
 from tinyds41.model.transformer import Model
 from tinyds41.train.corpus import Corpus, Numbers
 from tinyds41.train.losses import IGNORED, targets
@@ -63,7 +64,7 @@ def _inputs(documents: Tensor | None, device: torch.device) -> Tensor | None:
 
 
 def _total_loss(logits: Tensor, wanted: Tensor) -> float:
-    flat = logits.flatten(0, 1).float()
+    flat = at_least_fp32(logits).flatten(0, 1)
     return float(F.cross_entropy(flat, wanted.flatten(), ignore_index=IGNORED, reduction="sum"))
 
 

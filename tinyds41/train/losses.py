@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tinyds41.mixing import at_least_fp32
 from tinyds41.model.context import PADDING, Sequence
 from tinyds41.model.transformer import Model
 from tinyds41.trace import Trace
@@ -43,13 +44,14 @@ def targets(ids: Tensor, documents: Tensor | None) -> Tensor:
     return ids[:, 1:].masked_fill(~inside, IGNORED)
 
 
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean loss of the next token over the positions that have one; 0 when none has.
+def cross_entropy(logits: Tensor, targets: Tensor, n_targets: Tensor | None = None) -> Tensor:
+    """Loss of the next token: its sum divided by `n_targets`, by default those that are there; 0 when none is.
 
-    Shapes: logits [B,S,V], targets [B,S]. Units: nats per token.
+    Shapes: logits [B,S,V], targets [B,S], n_targets []. Units: nats per token.
     """
-    total = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum")
-    return total / (targets != IGNORED).sum().clamp(min=1)
+    total = F.cross_entropy(at_least_fp32(logits).flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+    n_targets = (targets != IGNORED).sum() if n_targets is None else n_targets
+    return total / n_targets.clamp(min=1)
 
 
 # ---------------------------------------------------------------------------------------------- expert balance

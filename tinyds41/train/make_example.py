@@ -30,8 +30,9 @@ from tinyds41.train.corpus import Corpus, data_folder, documents
 from tinyds41.train.evaluate import evaluate
 from tinyds41.train.examples import EXAMPLES, RECORD, command
 from tinyds41.train.fit_tokenizer import TRAINED_ON, enter_in_manifest
+from tinyds41.train.history import History
 from tinyds41.train.task_examples import recipe
-from tinyds41.train.trainer import History, train
+from tinyds41.train.trainer import train
 
 HELD_OUT = "plays"
 ASKED = 100  # rows of a task

@@ -16,7 +16,7 @@ from tinyds41.train.muon import Muon
 from tinyds41.train.roles import ROLES, by_role, n_matrices, role
 
 if TYPE_CHECKING:
-    from tinyds41.train.trainer import TrainConfig
+    from tinyds41.train.train_config import TrainConfig
 
 BETAS, EPSILON = (0.9, 0.95), 1e-20
 BIAS_STEP = 0.001

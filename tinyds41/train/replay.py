@@ -37,6 +37,10 @@ class Hits:
         token = torch.arange(wanted.shape[1], device=wanted.device)
         return wanted.masked_fill(token < self.prompt.to(wanted.device).unsqueeze(1) - 1, IGNORED)
 
+    def rows(self, rows: slice) -> Hits:
+        """Those of some rows."""
+        return Hits(self.found[rows], self.prompt[rows])
+
     def check(self, shape: torch.Size) -> None:
         """Raises: ValueError naming a row whose prompt is empty, longer than the row, or shorter than what is found."""
         for b, (found, prompt) in enumerate(zip(self.found.tolist(), self.prompt.tolist(), strict=True)):

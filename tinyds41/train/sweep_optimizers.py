@@ -26,7 +26,8 @@ from tinyds41.train.corpus import Corpus, data_folder, documents
 from tinyds41.train.evaluate import evaluate
 from tinyds41.train.fit_tokenizer import TRAINED_ON
 from tinyds41.train.optim import OPTIMIZERS
-from tinyds41.train.trainer import TrainConfig, train
+from tinyds41.train.train_config import TrainConfig
+from tinyds41.train.trainer import train
 
 RATES = (1e-3, 2e-3, 4e-3)
 HELD_OUT = "plays"

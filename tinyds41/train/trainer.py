@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,124 +16,22 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from tinyds41.memory import require_bytes
 from tinyds41.model.transformer import Model
 from tinyds41.model.variant import twin
 from tinyds41.train.corpus import Batch
+from tinyds41.train.finite import first_not_finite, gradient_not_finite, require_finite
+from tinyds41.train.history import History
 from tinyds41.train.indexer_loss import indexer_loss, is_dense, recall, sample_queries, teachers
-from tinyds41.train.losses import balance, cross_entropy, run, targets
-from tinyds41.train.optim import (
-    BIAS_STEP,
-    OPTIMIZERS,
-    learning_rate_at,
-    move_gate_biases,
-    optimizers,
-    require_trainable,
-    set_learning_rate,
-)
-from tinyds41.train.replay import draw_hits, run_replayed
+from tinyds41.train.losses import IGNORED, balance, cross_entropy, run, targets
+from tinyds41.train.optim import learning_rate_at, move_gate_biases, optimizers, require_trainable, set_learning_rate
+from tinyds41.train.replay import Hits, draw_hits, run_replayed
 from tinyds41.train.snapshot import load_snapshot, read_record, save_snapshot
+from tinyds41.train.step_log import StepLog
+from tinyds41.train.train_config import TrainConfig
 
-
-@dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """Everything that decides a run, beside the model and the text.
-
-    Units: length in tokens, learning_rate per step at its peak, record_every and snapshot_every in steps (0 = never).
-    Raises: ValueError naming the field and its value.
-    """
-
-    steps: int = 300
-    batch_size: int = 8
-    length: int = 256
-    learning_rate: float = 2e-3
-    optimizer: str = "adamw"  # or "report": Muon, balanced momentum and AdamW, each for its roles
-    warmup: int = 20
-    seed: int = 0
-    clip: float = 1.0  # largest norm of a gradient, the indexers' on its own
-    balance_weight: float = 1e-4
-    bias_rate: float = BIAS_STEP  # how far a step moves a gate's bias; 0 leaves the experts to themselves
-    indexer_weight: float = 1.0  # 0 leaves the indexers untrained
-    indexer_queries: int = 64  # sampled per step
-    indexer_dense: float = 1.0  # share of the steps that teach all visible entries; later ones what a source may choose
-    quantize_from: int = 0  # first step whose cache rows are rounded to their formats, where the config has them
-    replay_share: float = 0.0  # share of the steps whose rows are read as if their beginning came from a store
-    record_every: int = 10  # how often recall and expert load are kept
-    snapshot_every: int = 100
-
-    def __post_init__(self):
-        if self.optimizer not in OPTIMIZERS:
-            raise ValueError(f"optimizer={self.optimizer!r}: one of {', '.join(OPTIMIZERS)} is needed")
-        for f in dataclasses.fields(self):
-            if f.type == "str":
-                continue
-            value, whole = getattr(self, f.name), f.type == "int"
-            if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-                raise ValueError(f"{f.name}={value!r}: a {'whole ' if whole else ''}number is needed")
-        for name in ("steps", "batch_size", "length", "indexer_queries"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: at least 1 is needed")
-        whole_or_weight = ("warmup", "seed", "record_every", "snapshot_every", "quantize_from", "balance_weight",
-                           "indexer_weight")  # fmt: skip
-        for name in (*whole_or_weight, "bias_rate"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name}={getattr(self, name)}: a finite number of at least 0 is needed")
-        for name in ("indexer_dense", "replay_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)}: a share of the steps is needed, 0 to 1")
-        for name in ("learning_rate", "clip"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ValueError(f"{name}={getattr(self, name)}: a positive finite number is needed")
-
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> TrainConfig:
-        if not isinstance(content, dict):
-            raise ValueError(f"a TrainConfig is a JSON object, got {type(content).__name__}")
-        unknown = sorted(set(content) - {f.name for f in dataclasses.fields(cls)})
-        if unknown:
-            raise ValueError(f"unknown field {unknown[0]!r} in a TrainConfig")
-        return cls(**content)
-
-    def to_json(self, path: str | Path) -> None:
-        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
-
-    @classmethod
-    def from_json(cls, path: str | Path) -> TrainConfig:
-        try:
-            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
-
-
-@dataclass
-class History:
-    """What a run showed, step by step; `records` holds what is kept every `record_every` steps.
-
-    Units: losses in nats per token, indexer_losses in nats, seconds per step. A record has step, load (share of the
-        choices [L][E], even = 1/E) and recall ({source: {selection, pool}}, see `losses.Recall`).
-    """
-
-    losses: list[float] = field(default_factory=list)
-    indexer_losses: list[float] = field(default_factory=list)
-    balance_losses: list[float] = field(default_factory=list)
-    learning_rates: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    records: list[dict[str, Any]] = field(default_factory=list)
-    tokens_per_step: int = 0
-    interrupted: bool = False
-
-    @property
-    def step(self) -> int:
-        """Completed steps."""
-        return len(self.losses)
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Mean over the steps so far, without the first: it also pays for what happens once."""
-        later = self.seconds[1:] or self.seconds
-        return self.tokens_per_step * len(later) / sum(later) if later else 0.0
+# Of a TrainConfig, what may change when a run goes on: it decides no number of the run.
+FREE_ON_RESUME = ("snapshot_every",)
 
 
 class Batches(Protocol):
@@ -149,17 +46,20 @@ def train(
 ) -> History:  # fmt: skip
     """Trains `model` in place: `train(model, corpus, steps=300, seed=0)`.
 
-    `changes` replace fields of `config`. With a `folder`, a snapshot is kept there and `resume` goes on from it.
-    Ctrl-C finishes the present step, saves, and returns with `history.interrupted`.
-    The same model, corpus, config and number of threads give the same bits.
+    `changes` replace fields of `config`. With a `folder`, a snapshot and a log of all steps are kept there, and
+    `resume` goes on from the snapshot. Ctrl-C finishes the present step, saves, and returns with
+    `history.interrupted`. The same model, corpus, config and number of threads give the same bits, resumed or not:
+    batches follow from (seed, step), and nothing else is drawn.
 
-    Raises: ValueError for a field out of range, a text too short, a float16 model or a snapshot of another optimiser,
-        TypeError for an unknown field; FileNotFoundError when there is nothing to resume; MemoryError before the first
-        step when gradients and moments cannot fit; FloatingPointError naming the step when a loss or gradient is not
-        finite: the model then is as it was before that step, and the last snapshot stays.
+    Raises: ValueError for a field out of range, a text too short, a float16 model, or a snapshot of another config,
+        naming the fields; TypeError for an unknown field; FileNotFoundError when there is nothing to resume;
+        MemoryError before the first step when gradients and moments, or a part of a batch, cannot fit;
+        FloatingPointError naming the step and where it began when a loss or gradient is not finite: the model then is
+        as it was before that step, and the last snapshot stays.
     """
     config = dataclasses.replace(config or TrainConfig(), **changes)
     require_trainable(model, config.optimizer)
+    _require_room(model, config)
     plain = _without_formats(model, config)
     optimizer = optimizers(model, config)
     folder = None if folder is None else Path(folder)
@@ -167,21 +67,25 @@ def train(
     if resume and folder is None:
         raise ValueError("resume=True needs the folder whose snapshot is to go on")
     if resume and folder is not None:
-        _require_same_optimizer(folder, config.optimizer)
+        _require_same_config(folder, model, config)
         history = History(**load_snapshot(folder, model, optimizer)["history"])
         history.interrupted = False
 
     def save() -> None:
         if folder is not None:
-            record = {"step": history.step, "train": config.to_dict(), "history": dataclasses.asdict(history)}
+            record = {"step": history.step, "train": config.to_dict(), "model": model.config.to_dict(),
+                      "history": dataclasses.asdict(history)}  # fmt: skip
             save_snapshot(folder, model, optimizer, record)
 
     first, saved_at = history.step, -1
     # Once a second: a notebook's bar sends messages, and a cell that sends a thousand unread loses the last ones.
     bar = tqdm(total=config.steps, initial=first, disable=not progress, unit="step", mininterval=1.0)
-    with bar, _interrupt_as_flag() as interrupt:
+    log = nullcontext() if folder is None else StepLog(folder, first)
+    with bar, log, _interrupt_as_flag() as interrupt:
         for step in range(first, config.steps):
             _step(plain if step < config.quantize_from else model, corpus, optimizer, config, history, step)
+            if isinstance(log, StepLog):
+                log.write(step, history.of(step))
             bar.update()
             bar.set_postfix(loss=f"{history.losses[-1]:.3f}", indexer=f"{history.indexer_losses[-1]:.3f}",
                             refresh=False)  # fmt: skip
@@ -196,11 +100,41 @@ def train(
     return history
 
 
-def _require_same_optimizer(folder: Path, optimizer: str) -> None:
-    """Moments of another optimiser mean nothing to this one. Snapshots from before there was a choice are AdamW's."""
-    before = read_record(folder).get("train", {}).get("optimizer", "adamw")
-    if before != optimizer:
-        raise ValueError(f"the snapshot in {folder} was trained with optimizer={before!r}, not {optimizer!r}")
+def _require_same_config(folder: Path, model: Model, config: TrainConfig) -> None:
+    """A snapshot goes on under the configs it was made with, or it would be another run.
+
+    A field that it lacks is younger than it: it was trained with what is now the default.
+    Raises: ValueError naming the fields that differ, with both values.
+    """
+    record = read_record(folder)
+    now = json.loads(json.dumps({**config.to_dict(), **_fields(model.config.to_dict())}))  # tuples as lists, as there
+    before = {**TrainConfig().to_dict(), **record["train"], **_fields(record.get("model", model.config.to_dict()))}
+    different = [f"{name}={before.get(name)!r} there and {now.get(name)!r} here" for name in sorted({*now, *before})
+                 if before.get(name) != now.get(name) and name not in FREE_ON_RESUME]  # fmt: skip
+    if different:
+        raise ValueError(f"the snapshot in {folder} is of another run: {'; '.join(different)}")
+
+
+def _fields(released: dict[str, Any]) -> dict[str, Any]:
+    """A model's fields in one level: the released layout nests those of the text model."""
+    return {**released, **released.get("text_config", {}), "text_config": None}
+
+
+def _require_room(model: Model, config: TrainConfig) -> None:
+    """Raises: MemoryError when not even the least that a part of a batch keeps for its gradients can fit."""
+    needed = least_kept_bytes(model, config.batch_size // config.accumulate, config.length)
+    rows = f"{config.batch_size // config.accumulate} rows of {config.length} tokens"
+    require_bytes(needed, model.device, f"a step with {rows} (raise accumulate, or lower batch_size or length)")
+
+
+def least_kept_bytes(model: Model, n_rows: int, length: int) -> int:
+    """What a step surely keeps for its gradients: the streams that enter each half of a layer, and logits with theirs.
+
+    Units: bytes. In truth it is several times as much: this bound refuses only what could never fit.
+    """
+    config, size = model.config, next(model.parameters()).element_size()
+    streams = 2 * config.num_hidden_layers * config.hc_mult * config.hidden_size
+    return n_rows * length * size * (streams + 2 * config.vocab_size)
 
 
 def _without_formats(model: Model, config: TrainConfig) -> Model:
@@ -216,40 +150,87 @@ def _step(
 ) -> None:
     """Forward, backward, update; what it showed goes to the history."""
     started = time.perf_counter()
-    device = model.device
-    ids, documents, wanted = corpus.batch(step, config.batch_size, config.length, config.seed)
-    wanted = (targets(ids, documents) if wanted is None else wanted).to(device)
-    inputs = ids[:, :-1].to(device), None if documents is None else documents[:, :-1].to(device)
-    hits = draw_hits(model.config, step, inputs[0].shape, config.replay_share, config.seed)
-    logits, ctx = run(model, *inputs) if hits is None else run_replayed(model, *inputs, hits)
-    wanted = wanted if hits is None else hits.served(wanted)
-    queries = sample_queries(step, inputs[0].shape[1], config.indexer_queries, config.seed).to(device)
+    parts = _parts(model, corpus, config, step)
+    n_targets = torch.stack([(part.wanted != IGNORED).sum() for part in parts]).sum()
     recorded = config.record_every > 0 and step % config.record_every == 0
-    teaching = teachers(model, ctx, queries) if config.indexer_weight or recorded else {}
-    next_token = cross_entropy(logits, wanted)
-    balance_loss, load = balance(model, ctx)
-    dense = is_dense(step, config.steps, config.indexer_dense)
-    imitation = indexer_loss(model, ctx, queries, teaching, dense=dense)
-    loss = next_token + config.balance_weight * balance_loss + config.indexer_weight * imitation
-    _require_finite("loss", loss, step)
-
     optimizer.zero_grad()
-    loss.backward()
+    shown = [_forward_backward(model, part, n_targets, config, step, recorded=recorded) for part in parts]
     clip(model, config.clip, step)
     rate = learning_rate_at(step, base=config.learning_rate, warmup=config.warmup, steps=config.steps)
     set_learning_rate(optimizer, rate)
     optimizer.step()
+    load = torch.stack([one.load for one in shown]).sum(0)
     move_gate_biases(model, load, config.bias_rate)
 
     if recorded:
-        recalls = {str(source): dataclasses.asdict(r) for source, r in recall(model, ctx, queries, teaching).items()}
         share = load / load.sum(-1, keepdim=True).clamp(min=1)
-        history.records.append({"step": step, "load": share.tolist(), "recall": recalls})
-    history.losses.append(float(next_token.detach()))
-    history.indexer_losses.append(float(imitation.detach()))
-    history.balance_losses.append(float(balance_loss.detach()))
+        history.records.append({"step": step, "load": share.tolist(), "recall": shown[0].recall})
+    history.losses.append(sum(one.next_token for one in shown))
+    history.indexer_losses.append(sum(one.imitation for one in shown) / len(shown))
+    history.balance_losses.append(sum(one.balance for one in shown) / len(shown))
     history.learning_rates.append(rate)
     history.seconds.append(time.perf_counter() - started)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some rows of a batch. Shapes: ids, documents, wanted [b,S]."""
+
+    ids: Tensor
+    documents: Tensor | None
+    wanted: Tensor
+    hits: Hits | None
+
+
+def _parts(model: Model, corpus: Batches, config: TrainConfig, step: int) -> list[_Part]:
+    """A step's batch on the model's device, cut into `accumulate` parts."""
+    ids, documents, wanted = corpus.batch(step, config.batch_size, config.length, config.seed)
+    wanted = targets(ids, documents) if wanted is None else wanted
+    hits = draw_hits(model.config, step, (len(ids), ids.shape[1] - 1), config.replay_share, config.seed)
+    wanted = wanted if hits is None else hits.served(wanted)
+    found, n = [], len(ids) // config.accumulate
+    for rows in (slice(first, first + n) for first in range(0, len(ids), n)):
+        own = None if documents is None else documents[rows, :-1].to(model.device)
+        found.append(_Part(ids[rows, :-1].to(model.device), own, wanted[rows].to(model.device),
+                           None if hits is None else hits.rows(rows)))  # fmt: skip
+    return found
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """What a part showed: its share of the step's loss, its other losses, its load [L,E], and recall if asked for."""
+
+    next_token: float
+    imitation: float
+    balance: float
+    load: Tensor
+    recall: dict[str, Any]
+
+
+def _forward_backward(
+    model: Model, part: _Part, n_targets: Tensor, config: TrainConfig, step: int, *, recorded: bool
+) -> _Shown:  # fmt: skip
+    """Adds a part's gradients to the step's. Of its targets each counts alike; of the other losses each part does.
+
+    Recall is that of the first part.
+    """
+    queries = sample_queries(step, part.ids.shape[1], config.indexer_queries, config.seed).to(model.device)
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=config.autocast):
+        inputs = part.ids, part.documents
+        logits, ctx = run(model, *inputs) if part.hits is None else run_replayed(model, *inputs, part.hits)
+        teaching = teachers(model, ctx, queries) if config.indexer_weight or recorded else {}
+        next_token = cross_entropy(logits, part.wanted, n_targets)
+        balance_loss, load = balance(model, ctx)
+        dense = is_dense(step, config.steps, config.indexer_dense)
+        imitation = indexer_loss(model, ctx, queries, teaching, dense=dense)
+        others = config.balance_weight * balance_loss + config.indexer_weight * imitation
+    loss = next_token + others / config.accumulate
+    if not torch.isfinite(loss):
+        require_finite("loss", loss, step, first_not_finite(model, *inputs))
+    loss.backward()
+    recalled = recall(model, ctx, queries, teaching) if recorded else {}
+    return _Shown(float(next_token.detach()), float(imitation.detach()), float(balance_loss.detach()), load,
+                  {str(source): dataclasses.asdict(one) for source, one in recalled.items()})  # fmt: skip
 
 
 def clip(model: Model, largest: float, step: int) -> None:
@@ -263,13 +244,11 @@ def clip(model: Model, largest: float, step: int) -> None:
     for name, parameter in model.named_parameters():
         parts[".indexer." in name].append(parameter)
     for parameters in parts.values():
-        _require_finite("gradient norm", torch.nn.utils.clip_grad_norm_(parameters, largest), step)
-
-
-def _require_finite(what: str, value: Tensor, step: int) -> None:
-    if not torch.isfinite(value):
-        found = float(value.detach())
-        raise FloatingPointError(f"the {what} is {found} at step {step}: the update of this step was not made")
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if not torch.isfinite(norm):
+            require_finite("gradient norm", norm, step, gradient_not_finite(model))
+    for parameters in parts.values():
+        torch.nn.utils.clip_grad_norm_(parameters, largest)
 
 
 @dataclass

@@ -1,0 +1,90 @@
+"""A line of JSON per training step, to be watched while a run goes on and plotted behind it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+FILE_NAME = "log.jsonl"
+BOARD_FOLDER = "tensorboard"
+
+
+class StepLog:
+    """`log.jsonl` in a run's folder: one object per step, on the disk when the step ends.
+
+    A run that goes on from step n keeps the lines before n and writes the others anew, so no step stands there twice.
+    Where the package tensorboard is installed, numbers go into the folder `tensorboard` as well.
+
+    Raises: OSError when the folder cannot be written; ValueError for a line that is no JSON object with a step, naming
+        it. A last line without its end, as a killed run leaves, is dropped.
+    """
+
+    def __init__(self, folder: Path, first_step: int = 0):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / FILE_NAME
+        kept = [line for step, line in _lines(self.path) if step < first_step]
+        partial = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            partial.write_text("".join(kept), encoding="utf-8")
+            os.replace(partial, self.path)
+        finally:
+            partial.unlink(missing_ok=True)
+        self._file = self.path.open("a", encoding="utf-8")
+        self._board = board(folder / BOARD_FOLDER, first_step)
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """One step; of `values`, plain numbers go to TensorBoard too."""
+        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        self._file.flush()
+        if self._board is not None:
+            for name, value in values.items():
+                if isinstance(value, int | float):
+                    self._board.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+    def __enter__(self) -> StepLog:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def read_log(folder: str | Path) -> list[dict[str, Any]]:
+    """The steps of a run's log, in order. Raises: FileNotFoundError naming the file; ValueError as `StepLog`."""
+    path = Path(folder) / FILE_NAME
+    if not path.is_file():
+        raise FileNotFoundError(f"no log at {path}")
+    return [json.loads(line) for _, line in _lines(path)]
+
+
+def _lines(path: Path) -> list[tuple[int, str]]:
+    """(step, line) of every whole line."""
+    if not path.is_file():
+        return []
+    found = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(keepends=True), 1):
+        if not line.endswith("\n"):
+            break
+        try:
+            found.append((int(json.loads(line)["step"]), line))
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{path}, line {number} is no step of a log: {line.strip()[:60]!r}") from None
+    return found
+
+
+def board(folder: Path, first_step: int) -> Any | None:
+    """A TensorBoard writer whose later steps are purged, or None where it is not installed."""
+    if find_spec("tensorboard") is None:
+        return None
+    writer: Callable[..., Any] = import_module("torch.utils.tensorboard").SummaryWriter
+    return writer(str(folder), purge_step=first_step)
