@@ -1,4 +1,4 @@
-"""Where a run went wrong is found: forwards by the first intermediate, backwards by the parameter next to the logits."""
+"""Where a run went wrong: forwards the first intermediate, backwards the parameter next to the logits."""
 
 from __future__ import annotations
 

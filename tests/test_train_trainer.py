@@ -211,7 +211,7 @@ def test_parts_of_a_batch_give_the_gradients_of_the_whole(changes):
 
 def test_parts_run_one_after_the_other(monkeypatch):
     shapes, run = [], trainer.run
-    monkeypatch.setattr(trainer, "run", lambda model, ids, documents: shapes.append(ids.shape) or run(model, ids, documents))
+    monkeypatch.setattr(trainer, "run", lambda model, ids, own: shapes.append(ids.shape) or run(model, ids, own))
     train(nano(), text(), QUICK, steps=1, batch_size=4, accumulate=2, progress=False)
     assert shapes == [(2, QUICK.length)] * 2
 
@@ -333,7 +333,8 @@ def test_a_train_config_survives_json(tmp_path):
 
 
 @pytest.mark.parametrize(("field", "value"), [
-    ("steps", 0), ("length", 0), ("accumulate", 0), ("accumulate", 3), ("autocast", 1), ("learning_rate", float("nan")), ("clip", 0.0), ("warmup", -1), ("bias_rate", -0.1),
+    ("steps", 0), ("length", 0), ("accumulate", 0), ("accumulate", 3), ("autocast", 1),
+    ("learning_rate", float("nan")), ("clip", 0.0), ("warmup", -1), ("bias_rate", -0.1),
     ("bias_rate", float("nan")), ("balance_weight", float("inf")), ("optimizer", "muon"), ("optimizer", None),
     ("indexer_dense", 1.5), ("indexer_dense", float("nan")), ("quantize_from", -1), ("replay_share", -0.1),
 ])  # fmt: skip

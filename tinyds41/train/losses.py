@@ -49,7 +49,8 @@ def cross_entropy(logits: Tensor, targets: Tensor, n_targets: Tensor | None = No
 
     Shapes: logits [B,S,V], targets [B,S], n_targets []. Units: nats per token.
     """
-    total = F.cross_entropy(at_least_fp32(logits).flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+    logits_XV = at_least_fp32(logits).flatten(0, 1)
+    total = F.cross_entropy(logits_XV, targets.flatten(), ignore_index=IGNORED, reduction="sum")
     n_targets = (targets != IGNORED).sum() if n_targets is None else n_targets
     return total / n_targets.clamp(min=1)
 
