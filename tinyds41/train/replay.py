@@ -130,4 +130,5 @@ class Replayed(Sequence):
         old_c, old_z, _ = self.written[source]
         # A group whose last token comes behind the hit was not stored: it waits in tokens that run again.
         stored_BG11 = (self.group_ends(source) < self.found)[..., None, None]
-        return torch.where(stored_BG11, old_c, c), None if z is None else torch.where(stored_BG11, old_z, z), positions
+        c = torch.where(stored_BG11, old_c, c)
+        return c, None if z is None or old_z is None else torch.where(stored_BG11, old_z, z), positions
