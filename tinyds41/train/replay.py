@@ -46,7 +46,7 @@ class Hits:
                 raise ValueError(f"row {b}: {found} tokens found of a prompt of {prompt}")
 
 
-def draw_hits(config: Config, step: int, shape: tuple[int, int], share: float, seed: int) -> Hits | None:
+def draw_hits(config: Config, step: int, shape: torch.Size | tuple[int, int], share: float, seed: int) -> Hits | None:
     """What a step simulates, None for the part 1 - share of the steps that are read as a whole.
 
     Prompts end anywhere, with 0 to 2 W tokens behind the hit: further on, windows of the found tokens matter less and
@@ -126,4 +126,5 @@ class Replayed(Sequence):
         old_c, old_z, _ = self.written[source]
         # A group whose last token comes behind the hit was not stored: it waits in tokens that run again.
         stored_BG11 = (self.group_ends(source) < self.found)[..., None, None]
-        return torch.where(stored_BG11, old_c, c), None if z is None else torch.where(stored_BG11, old_z, z), positions
+        c = torch.where(stored_BG11, old_c, c)
+        return c, None if z is None or old_z is None else torch.where(stored_BG11, old_z, z), positions
