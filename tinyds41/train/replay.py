@@ -50,7 +50,7 @@ class Hits:
                 raise ValueError(f"row {b}: {found} tokens found of a prompt of {prompt}")
 
 
-def draw_hits(config: Config, step: int, shape: tuple[int, int], share: float, seed: int) -> Hits | None:
+def draw_hits(config: Config, step: int, shape: torch.Size | tuple[int, int], share: float, seed: int) -> Hits | None:
     """What a step simulates, None for the part 1 - share of the steps that are read as a whole.
 
     Prompts end anywhere, with 0 to 2 W tokens behind the hit: further on, windows of the found tokens matter less and
