@@ -32,7 +32,6 @@ from tinyds41.course.lesson_07 import (
     check_at_par,
     check_exact,
     check_found,
-    divergence,
     encoder_window_bytes,
     known_after_hit,
 )
@@ -40,6 +39,7 @@ from tinyds41.show.distance_plots import plot_by_distance
 from tinyds41.show.resume_plot import plot_resume
 from tinyds41.train.corpus import Corpus, documents
 from tinyds41.train.note import Note, note_config
+from tinyds41.train.replay_distance import divergence
 from tinyds41.train.tasks import needle_config
 
 torch.set_num_threads(1)  # more would add in another order: not the same bits on every run

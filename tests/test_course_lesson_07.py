@@ -1,8 +1,6 @@
 """Each check of lesson 07 accepts what is right and refuses the mistakes that readers make."""
 
-import math
 
-import pytest
 import torch
 from exercise_checks import three_tests
 
@@ -11,7 +9,6 @@ from tinyds41.course.lesson_07 import (
     check_at_par,
     check_exact,
     check_found,
-    divergence,
     encoder_window_bytes,
     known_after_hit,
 )
@@ -47,13 +44,6 @@ def test_the_encoders_windows_are_those_of_a_full_cache():
     cache.fill(config.sliding_window + 5)
     stores = [store for store in cache.report().stores if store.kind == "window"]
     assert encoder_window_bytes(config) == sum(store.bytes for store in stores[: config.plan().n_encoder])
-
-
-def test_divergence_is_that_of_the_distributions():
-    p, q = torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([[0.25, 0.5, 0.25]])
-    expected = 0.5 * math.log(2) + 0.25 * math.log(0.5)
-    assert divergence(p.log(), q.log() + 3) == pytest.approx(expected, abs=1e-6)
-    assert divergence(p.log(), p.log()) == pytest.approx(0, abs=1e-9)
 
 
 def test_a_hit_is_asked_for_the_note_at_its_distance(monkeypatch):

@@ -28,6 +28,7 @@ COMMANDS = {
     "bench": Command("tinyds41.bench.bench_command", "measure speed and memory on this machine"),
     "train": Command("tinyds41.train.train_command", "train a model on a text or a task"),
     "eval": Command("tinyds41.train.eval_command", "evaluate a model folder on held-out text or on a task"),
+    "ablate": Command("tinyds41.train.ablate_command", "train with one thing changed, over seeds"),
     "lessons": Command("tinyds41.course.lessons_command", "execute or check the lesson notebooks"),
     "inspect": Command("tinyds41.checkpoint.inspect_command", "show what a model folder holds"),
 }

@@ -19,12 +19,6 @@ from tinyds41.model.transformer import Model
 from tinyds41.train.note import Note
 
 
-def divergence(cold: Tensor, other: Tensor) -> float:
-    """Mean KL(cold || other) of next-token distributions. Shapes: logits [B,V]. Units: nats."""
-    log_p, log_q = cold.double().log_softmax(-1), other.double().log_softmax(-1)
-    return float((log_p.exp() * (log_p - log_q)).sum(-1).mean())
-
-
 def known_after_hit(
     model: Model, task: Note, replay: str | int | None, distances: Sequence[int], *, new: int = 2, n_texts: int = 6,
     length: int = 40,

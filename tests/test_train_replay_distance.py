@@ -1,0 +1,49 @@
+"""The distance of replayed prompts from cold ones: of distributions, and nothing where nothing is cut."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import tinyds41 as ds
+from tinyds41.infer.session import Session
+from tinyds41.train.corpus import Corpus
+from tinyds41.train.replay_distance import PROMPTS, ROWS, divergence, replay_distances
+
+
+def test_divergence_is_that_of_the_distributions():
+    p, q = torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([[0.25, 0.5, 0.25]])
+    expected = 0.5 * math.log(2) + 0.25 * math.log(0.5)
+    assert divergence(p.log(), q.log() + 3) == pytest.approx(expected, abs=1e-6)
+    assert divergence(p.log(), p.log()) == pytest.approx(0, abs=1e-9)
+
+
+def text() -> Corpus:
+    return Corpus(torch.randint(4, 60, (1200,), generator=torch.Generator().manual_seed(0)).int())
+
+
+def test_windows_that_hold_the_whole_text_lose_nothing():
+    model = ds.Model(ds.Config.preset("nano", sliding_window=256), seed=0, dtype=torch.float64)
+    assert max(replay_distances(model, text()).values()) < 1e-12
+
+
+def test_a_bounded_prefill_is_as_far_as_that_of_a_session():
+    """Of the prompt's last token; what comes behind it here is decoded from the same windows."""
+    model = ds.Model(ds.Config.preset("nano", initializer_range=0.1), seed=0, dtype=torch.float64)
+    found, (_, prompt) = replay_distances(model, text()), PROMPTS["kl_bounded_prefill"]
+    total = 0.0
+    for row in next(iter(text().in_order(ROWS, prompt + 15))).ids:
+        cold, bounded = Session(model), Session(model)
+        pairs = [(cold.prefill(row[:prompt], mode="full"), bounded.prefill(row[:prompt], mode="bounded"))]
+        pairs += [(cold.decode(int(token)), bounded.decode(int(token))) for token in row[prompt:-1]]
+        total += sum(divergence(a, b) for a, b in pairs) / len(pairs)
+    assert found["kl_bounded_prefill"] == pytest.approx(total / ROWS, rel=1e-6) and found["kl_bounded_prefill"] > 1e-9
+    assert found["kl_resumed"] > 1e-9
+
+
+def test_a_text_without_a_passage_is_refused():
+    model = ds.Model(ds.Config.preset("nano"), seed=0)
+    with pytest.raises(ValueError, match="too short for a sequence of length 128"):
+        replay_distances(model, Corpus(torch.full((128,), 5).int()))
