@@ -70,7 +70,7 @@ def mode(file: Path) -> int:
     return stat.S_IMODE(file.stat().st_mode)
 
 
-def off(path: Path, match: str) -> None:
+def check_off(path: Path, match: str) -> None:
     """The file is left as it is; a caller notices one warning, and nothing found or saved."""
     path.chmod(0o644)
     before = path.read_bytes()
@@ -196,7 +196,7 @@ def test_a_number_that_is_none_any_more_stops_nobody(path, statement):
 def test_a_complaint_with_bytes_of_the_file_is_damage(saved):
     """It names an index whose name is no text any more, which Python's module cannot decode."""
     saved.write_bytes(saved.read_bytes().replace(b"sqlite_autoindex_identity", b"sqlite_autoindex_iden\xacity"))
-    off(saved, "malformed database schema")
+    check_off(saved, "malformed database schema")
 
 
 def test_tables_that_are_not_ours_turn_the_store_off(saved):
@@ -253,7 +253,7 @@ def test_any_byte_of_the_file_may_change(saved, memory_folder):
 ], ids=["no header", "another header", "a text", "half of it", "its first page"])  # fmt: skip
 def test_a_file_that_is_no_sound_database_turns_the_store_off_and_is_left(saved, content):
     saved.write_bytes(content(saved.read_bytes()))
-    off(saved, "nothing is found or saved from here on")
+    check_off(saved, "nothing is found or saved from here on")
 
 
 def test_a_structure_that_breaks_under_way_turns_the_store_off(saved):

@@ -18,6 +18,14 @@ MOMENTUM = 0.95
 UPDATE_RMS = 0.18
 
 
+def evaluated(closure: Callable[[], float] | None) -> float | None:
+    """The loss of a closure, with gradients, as torch's optimisers call it; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
 class Momentum(torch.optim.Optimizer):
     """m ← .95 m + .05 g; the direction is taken from .95 m + .05 g; weights first decay, then move by .18 of it.
 
@@ -42,10 +50,7 @@ class Momentum(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """One update of every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluated(closure)
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:

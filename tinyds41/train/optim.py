@@ -12,6 +12,7 @@ from torch import Tensor
 from tinyds41.memory import require_bytes
 from tinyds41.model.transformer import Model
 from tinyds41.train.balanced_momentum import BalancedMomentum
+from tinyds41.train.momentum import evaluated
 from tinyds41.train.muon import Muon
 from tinyds41.train.roles import ROLES, by_role, n_matrices, role
 
@@ -100,10 +101,7 @@ class ByRole(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """One update of every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluated(closure)
         for part in self.parts:
             part.step()
         return loss
