@@ -21,7 +21,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     if config.getoption("mutants") and config.getoption("dist", "no") == "loadfile":
-        config.option.dist = "load"  # the mutants stand in one file and need no common state
+        config.option.dist = "loadgroup"  # the mutants stand in one file, in groups
 
 
 def pytest_ignore_collect(collection_path, config):
