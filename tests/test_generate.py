@@ -111,10 +111,11 @@ def test_a_stop_text_ends_the_answer_and_is_not_part_of_it(model, length):
     assert generate(model, ["abc"], max_new_tokens=40, seed=1, stop=stop) == [expected]
 
 
-def test_half_a_stop_text_waits_and_comes_out_when_it_was_none(model):
-    """The last characters could begin a stop text until the answer ends."""
+@pytest.mark.parametrize("where", [slice(4, 7), slice(-3, None)], ids=["more text", "the end"])
+def test_half_a_stop_text_waits_and_comes_out_when_it_was_none(model, where):
+    """What could begin a stop text waits until text behind it, or the end of the answer, shows that it did not."""
     text = generate(model, "abc", max_new_tokens=12, seed=1)
-    stop = text[4:7] + "!?"
+    stop = text[where] + "!?"
     assert generate(model, "abc", max_new_tokens=12, seed=1, stop=stop) == text
     said = ""
     for piece in stream(model, "abc", max_new_tokens=12, seed=1, stop=stop):
