@@ -16,16 +16,17 @@ def asked(batch) -> list[tuple[list[int], int, int]]:
 
 
 def solve(row: list[int], place: int) -> int:
-    """The first time a name stands, its number is what it adds."""
-    added = row[row.index(row[place - 1]) + 1] - TASK.first_number
-    return TASK.first_number + (row[place] - TASK.first_number + added) % 6
+    """The first time a name stands, its number is what it adds: wanted at a name, and at the number behind it added."""
+    if row[place] < TASK.first_number:
+        return row[row.index(row[place]) + 1]
+    return TASK.first_number + (row[place] + solve(row, place - 1) - 2 * TASK.first_number) % 6
 
 
 def test_a_plain_reader_of_the_row_answers_everything():
     questions = asked(TASK.batch(3, 50, 30, seed=1))
-    assert len(questions) == 50 * 4
+    assert len(questions) == 50 * 8
     assert all(solve(row, place) == value for row, place, value in questions)
-    assert {place for _, place, _ in questions} == {23, 25, 27, 29}
+    assert {place for _, place, _ in questions} == set(range(22, 30))
 
 
 def test_rules_are_told_once_at_even_places():
@@ -38,12 +39,15 @@ def test_rules_are_told_once_at_even_places():
 
 def test_the_end_of_a_row_says_nothing():
     """Questions and the eight tokens before them, without rules: each name and number has every answer, evenly."""
-    counts: dict[tuple[int, int], list[int]] = {}
-    for row, place, value in asked(TASK.batch(0, 2000, 60)):
+    counts: dict[tuple[int, ...], set[tuple[int, int]]] = {}
+    for i, row in enumerate(TASK.batch(0, 2000, 60).ids.tolist()):
         if not any(token < TASK.first_number for token in row[44:52]):
-            counts.setdefault((row[place - 1], row[place]), []).append(value)
-    assert len(counts) == 5 * 6
-    for values in counts.values():
+            for place in range(52, 60):  # a row that asks twice counts once
+                said = (row[place],) if row[place] < TASK.first_number else (row[place - 1], row[place])
+                counts.setdefault(said, set()).add((i, solve(row, place)))
+    assert len(counts) == 5 + 5 * 6
+    for found in counts.values():
+        values = [value for _, value in found]
         # A sixth each, give or take 5 deviations.
         assert max(values.count(v) for v in set(values)) / len(values) < 1 / 6 + 5 * (5 / 36 / len(values)) ** 0.5
 
@@ -53,6 +57,6 @@ def test_sizes_and_lengths_that_make_no_task_are_refused():
                            ({"n_rules": 17}, "n_rules=17 exceeds n_names=16")):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             Arithmetic(**sizes)
-    assert len(asked(TASK.batch(0, 1, 14))) == 4
+    assert len(asked(TASK.batch(0, 1, 14))) == 8
     with pytest.raises(ValueError, match=r"length=13 is too short for 3 rules and 4 questions .* at least 14"):
         TASK.batch(0, 1, 13)
