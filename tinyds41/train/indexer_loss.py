@@ -89,8 +89,8 @@ def indexer_loss(
         both the mass and the softmax are of these entries alone and sum to 1 there.
     Gradients reach indexer weights alone: the teacher is detached, and so are the indexer's inputs.
 
-    Shapes: queries [n] positions of the row. Units: nats. Source: spec 12. Differs: the report does not say what the
-        mass is normalised over behind the dense phase; without it the loss would not be 0 where both agree.
+    Shapes: queries [n] positions of the row. Units: nats. Source: spec 12, which does not say
+        over what the mass is normalised behind the dense phase. Here it is the set: so the loss is 0 where both agree.
     """
     teaching = teachers(model, ctx, queries) if teaching is None else teaching
     losses = []
