@@ -16,13 +16,14 @@ from tinyds41.train.tasks import N_SPECIAL, check_counts
 class Arithmetic:
     """Rules "add so much" among fillers, then questions: what does this rule make of this number?
 
-    A rule is a name and a number, side by side at an even position. A question is a name and a number too: at its name
-    the rule's number is wanted, at its number the sum of both, modulo `modulus`. So one answer needs fetching, the
-    other adding to what was fetched; the sum stands nowhere, and a name has another number in every row.
+    A rule is a name and a shift, side by side at an even position. A question is a name and a number: at its name the
+    rule's shift is wanted, at its number the sum of both, modulo `modulus`. So one answer needs fetching, the other
+    adding to what was fetched; the sum stands nowhere, and a name has another shift in every row.
 
-    Differs: with sums alone wanted, nothing was learned in 400 steps; see docs/LOG.md.
+    Differs: shifts are words of their own, or questions would look like rules; and both steps are asked, for with sums
+    alone wanted nothing was learned in 400 steps, see docs/LOG.md.
 
-    Shapes: ids are special 0..3, then names, numbers and fillers.
+    Shapes: ids are special 0..3, then names, shifts, numbers and fillers.
     """
 
     n_names: int = 16
@@ -41,8 +42,12 @@ class Arithmetic:
         return N_SPECIAL
 
     @property
-    def first_number(self) -> int:
+    def first_shift(self) -> int:
         return self.first_name + self.n_names
+
+    @property
+    def first_number(self) -> int:
+        return self.first_shift + self.modulus
 
     @property
     def first_filler(self) -> int:
@@ -70,10 +75,10 @@ class Arithmetic:
             names = self.first_name + generator.choice(self.n_names, self.n_rules, replace=False)
             added = generator.integers(0, self.modulus, self.n_rules)
             places = 2 * generator.choice(body // 2, self.n_rules, replace=False)
-            ids[row, places], ids[row, places + 1] = names, self.first_number + added
+            ids[row, places], ids[row, places + 1] = names, self.first_shift + added
             which = generator.integers(0, self.n_rules, self.n_questions)
             numbers = generator.integers(0, self.modulus, self.n_questions)
             ids[row, body:length:2], ids[row, body + 1 : length : 2] = names[which], self.first_number + numbers
-            wanted[row, body:length:2] = self.first_number + added[which]
+            wanted[row, body:length:2] = self.first_shift + added[which]
             wanted[row, body + 1 : length : 2] = self.first_number + (numbers + added[which]) % self.modulus
         return Batch(torch.from_numpy(ids), None, torch.from_numpy(wanted))
