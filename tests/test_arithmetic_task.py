@@ -7,7 +7,7 @@ import pytest
 from tinyds41.train.arithmetic_task import Arithmetic
 from tinyds41.train.losses import IGNORED
 
-TASK = Arithmetic(n_names=5, modulus=6, n_rules=3, n_questions=4, n_fillers=3)
+TASK = Arithmetic(n_names=5, n_numbers=6, n_rules=3, n_questions=4, n_fillers=3)
 
 
 def asked(batch) -> list[tuple[list[int], int, int]]:
@@ -16,10 +16,10 @@ def asked(batch) -> list[tuple[list[int], int, int]]:
 
 
 def solve(row: list[int], place: int) -> int:
-    """The first time a name stands, its number is what it adds: wanted at a name, and at the number behind it added."""
-    if row[place] < TASK.first_number:
+    """The first time a name stands, its shift stands behind: wanted at a name, and at the number behind it added."""
+    if row[place] < TASK.first_shift:
         return row[row.index(row[place]) + 1]
-    return TASK.first_number + (row[place] + solve(row, place - 1) - 2 * TASK.first_number) % 6
+    return row[place] + solve(row, place - 1) - TASK.first_shift
 
 
 def test_a_plain_reader_of_the_row_answers_everything():
@@ -31,19 +31,26 @@ def test_a_plain_reader_of_the_row_answers_everything():
 
 def test_rules_are_told_once_at_even_places():
     for row in TASK.batch(0, 50, 30).ids.tolist():
-        names = [(place, token) for place, token in enumerate(row[:22]) if token < TASK.first_number]
+        names = [(place, token) for place, token in enumerate(row[:22]) if token < TASK.first_shift]
         assert len(names) == len({token for _, token in names}) == 3 and all(place % 2 == 0 for place, _ in names)
-        assert all(TASK.first_number <= row[place + 1] < TASK.first_filler for place, _ in names)
+        assert all(TASK.first_shift <= row[place + 1] < TASK.first_number for place, _ in names)
         assert {row[place] for place in range(22, 30, 2)} <= {token for _, token in names}
+
+
+def test_sums_are_numbers_of_their_own():
+    """The largest, 5 + 5, is the last number; then come the fillers."""
+    ids, _, wanted = TASK.batch(0, 200, 30)
+    assert wanted.max() == TASK.first_number + 10 == TASK.first_filler - 1
+    assert ids[:, 23:30:2].max() == TASK.first_number + 5 and ids.max() == TASK.vocab_size - 1
 
 
 def test_the_end_of_a_row_says_nothing():
     """Questions and the eight tokens before them, without rules: each name and number has every answer, evenly."""
     counts: dict[tuple[int, ...], set[tuple[int, int]]] = {}
     for i, row in enumerate(TASK.batch(0, 2000, 60).ids.tolist()):
-        if not any(token < TASK.first_number for token in row[44:52]):
+        if not any(token < TASK.first_shift for token in row[44:52]):
             for place in range(52, 60):  # a row that asks twice counts once
-                said = (row[place],) if row[place] < TASK.first_number else (row[place - 1], row[place])
+                said = (row[place],) if row[place] < TASK.first_shift else (row[place - 1], row[place])
                 counts.setdefault(said, set()).add((i, solve(row, place)))
     assert len(counts) == 5 + 5 * 6
     for found in counts.values():
@@ -53,7 +60,7 @@ def test_the_end_of_a_row_says_nothing():
 
 
 def test_sizes_and_lengths_that_make_no_task_are_refused():
-    for sizes, message in (({"modulus": 0}, "modulus=0"), ({"n_questions": -1}, "n_questions=-1"),
+    for sizes, message in (({"n_numbers": 0}, "n_numbers=0"), ({"n_questions": -1}, "n_questions=-1"),
                            ({"n_rules": 17}, "n_rules=17 exceeds n_names=16")):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             Arithmetic(**sizes)

@@ -116,10 +116,10 @@ def test_texts_come_one_at_a_time(tokenizer, tmp_path):
 
 
 def test_only_the_windows_touched_are_read(tokenizer, tmp_path):
-    """A file of 1e9 tokens, 2 GB that take a few blocks on disk: reading it would show in memory."""
+    """A file of 2.5e8 tokens, 500 MB that take a few blocks on disk: reading it would show in memory."""
     file = tmp_path / "huge.tokens"
     write_tokens(file, tokenizer, ["x"])
-    tokens = 1_000_000_000
+    tokens = 250_000_000
     edit(file, tokens=tokens)
     with file.open("r+b") as out:
         out.seek(HEADER_BYTES + 2 * tokens)

@@ -16,23 +16,25 @@ from tinyds41.train.tasks import N_SPECIAL, check_counts
 class Arithmetic:
     """Rules "add so much" among fillers, then questions: what does this rule make of this number?
 
-    A rule is a name and a number, side by side at an even position. A question is a name and a number too: at its name
-    the rule's number is wanted, at its number the sum of both, modulo `modulus`. So one answer needs fetching, the
-    other adding to what was fetched; the sum stands nowhere, and a name has another number in every row.
+    A rule is a name and a shift, side by side at an even position. A question is a name and a number: at its name the
+    rule's shift is wanted, at its number the sum of both. So one answer needs fetching, the other
+    adding to what was fetched; the sum stands nowhere, and a name has another shift in every row.
 
-    Differs: with sums alone wanted, nothing was learned in 400 steps; see docs/LOG.md.
+    Shifts are words of their own, or questions would look like rules. Both steps are asked, and sums are not taken
+    modulo anything: without the one or the other tiny models learned no sum, see docs/LOG.md.
 
-    Shapes: ids are special 0..3, then names, numbers and fillers.
+    n_numbers: shifts and numbers are 0 to n_numbers - 1.
+    Shapes: ids are special 0..3, then names, shifts, numbers with their sums, and fillers.
     """
 
     n_names: int = 16
-    modulus: int = 6
+    n_numbers: int = 6
     n_rules: int = 2
     n_questions: int = 8
     n_fillers: int = 16
 
     def __post_init__(self) -> None:
-        check_counts(self, "n_names", "modulus", "n_rules", "n_questions", "n_fillers")
+        check_counts(self, "n_names", "n_numbers", "n_rules", "n_questions", "n_fillers")
         if self.n_rules > self.n_names:
             raise ValueError(f"n_rules={self.n_rules} exceeds n_names={self.n_names}: a name has one rule per row")
 
@@ -41,12 +43,16 @@ class Arithmetic:
         return N_SPECIAL
 
     @property
-    def first_number(self) -> int:
+    def first_shift(self) -> int:
         return self.first_name + self.n_names
 
     @property
+    def first_number(self) -> int:
+        return self.first_shift + self.n_numbers
+
+    @property
     def first_filler(self) -> int:
-        return self.first_number + self.modulus
+        return self.first_number + 2 * self.n_numbers - 1  # sums too
 
     @property
     def vocab_size(self) -> int:
@@ -68,12 +74,12 @@ class Arithmetic:
         wanted = np.full((batch_size, length), IGNORED)
         for row in range(batch_size):
             names = self.first_name + generator.choice(self.n_names, self.n_rules, replace=False)
-            added = generator.integers(0, self.modulus, self.n_rules)
+            added = generator.integers(0, self.n_numbers, self.n_rules)
             places = 2 * generator.choice(body // 2, self.n_rules, replace=False)
-            ids[row, places], ids[row, places + 1] = names, self.first_number + added
+            ids[row, places], ids[row, places + 1] = names, self.first_shift + added
             which = generator.integers(0, self.n_rules, self.n_questions)
-            numbers = generator.integers(0, self.modulus, self.n_questions)
+            numbers = generator.integers(0, self.n_numbers, self.n_questions)
             ids[row, body:length:2], ids[row, body + 1 : length : 2] = names[which], self.first_number + numbers
-            wanted[row, body:length:2] = self.first_number + added[which]
-            wanted[row, body + 1 : length : 2] = self.first_number + (numbers + added[which]) % self.modulus
+            wanted[row, body:length:2] = self.first_shift + added[which]
+            wanted[row, body + 1 : length : 2] = self.first_number + numbers + added[which]
         return Batch(torch.from_numpy(ids), None, torch.from_numpy(wanted))

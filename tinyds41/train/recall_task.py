@@ -25,7 +25,7 @@ class AssociativeRecall:
 
     n_keys: int = 16
     n_values: int = 16
-    n_pairs: int = 8
+    n_pairs: int = 6
 
     def __post_init__(self) -> None:
         check_counts(self, "n_keys", "n_values", "n_pairs")
