@@ -195,7 +195,7 @@ def test_fields_of_both_configs_have_names_of_their_own():
 def test_parts_of_a_batch_give_the_gradients_of_the_whole(changes):
     """Documents of 50 tokens end in some rows: a row with fewer targets counts less, as in the whole batch.
 
-    Three steps: then a rounding or a choice falls on the other side, in whatever order numbers are added.
+    Three steps: later the two runs part, perhaps by a rounding or a choice that falls on the other side.
     """
     whole, parted = nano().double(), nano().double()
     config = dataclasses.replace(QUICK, steps=3, batch_size=4, length=40, **changes)
