@@ -81,6 +81,35 @@ def test_finished_rows_stay_when_a_run_stops_and_are_not_trained_again(small, tm
     assert content == json.loads(path.read_text()) and ablate("small", path, (0, 1), say=quiet) == content
 
 
+def test_a_training_that_another_ablation_has_is_not_repeated(small, tmp_path, monkeypatch):
+    """The same sizes, recipe and seed give the same numbers, whatever the question."""
+    first = ablate("small", tmp_path / "small.json", (0,), say=quiet)
+    (tmp_path / "notes.json").write_text("{}")
+    variants = (Variant(name="two"), Variant(name="3", config={"sliding_window": 3}))
+    other = dataclasses.replace(SMALL, config={"sliding_window": 2}, variants=variants)
+    monkeypatch.setitem(ABLATIONS, "again", other)
+    trained, row = [], one_row
+    monkeypatch.setattr(module, "one_row", lambda *a: trained.append((a[1].name, a[2])) or row(*a))
+    content = ablate("again", tmp_path / "again.json", (0, 1), say=quiet)
+    assert trained == [("3", 0), ("two", 1), ("3", 1)]
+    borrowed, known = content["rows"][0], first["rows"][1]
+    assert borrowed == {**known, "variant": "two", "trained_for": "small"}
+    assert "trained_for" not in content["summary"]["two"] and content["summary"]["two"]["right"]["spread"] >= 0
+
+
+@pytest.mark.parametrize("change", ({"torch": "1.0"}, {"threads": 2}))
+def test_rows_of_another_torch_or_other_threads_are_not_taken_over(small, tmp_path, monkeypatch, change):
+    ablate("small", tmp_path / "small.json", (0,), say=quiet)
+    file = tmp_path / "small.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    monkeypatch.setitem(ABLATIONS, "again", dataclasses.replace(SMALL, question="Again?"))
+    content = ablate("again", tmp_path / "again.json", (0,), say=quiet)
+    assert not any("trained_for" in row for row in content["rows"])
+    if "torch" in change:
+        with pytest.raises(ValueError, match=r"was made otherwise: torch='1\.0' there and '"):
+            ablate("small", file, (0,), say=quiet)
+
+
 def test_means_and_spreads_are_those_of_the_rows():
     rows = [{"variant": "a", "seed": s, "loss": loss} for s, loss in ((0, 1.0), (1, 3.0))]
     assert summary([*rows, {"variant": "b", "seed": 0, "loss": 5.0}]) == {

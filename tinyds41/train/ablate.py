@@ -25,7 +25,7 @@ from tinyds41.train.train_config import TrainConfig
 from tinyds41.train.trainer import train
 
 TEXTS = ["plays", "jargon"]
-KEYS = ("variant", "seed")
+KEYS = ("variant", "seed", "trained_for")  # all else in a row is a number
 MEASURED = 64  # tokens in a cache whose bytes per token are read
 
 
@@ -35,7 +35,8 @@ def ablate(
 ) -> dict[str, Any]:  # fmt: skip
     """Trains every variant with every seed, and returns what the file then holds: recipe, rows, summary.
 
-    Rows that the file has already are not trained again. steps: of each training, for a trial.
+    Rows that the file has already are not trained again, nor are those that another ablation's file in the same folder
+    has of the same training: a row names that other under `trained_for`. steps: of each training, for a trial.
     Raises: ValueError for an unknown name, and for a file of another recipe, naming what differs; OSError.
     """
     if name not in ABLATIONS:
@@ -46,7 +47,8 @@ def ablate(
         for variant in ablation.variants:
             if any((row["variant"], row["seed"]) == (variant.name, seed) for row in content["rows"]):
                 continue
-            content["rows"].append({"variant": variant.name, "seed": seed, **one_row(ablation, variant, seed, steps)})
+            numbers = _borrowed(path, content, variant.name, seed) or one_row(ablation, variant, seed, steps)
+            content["rows"].append({"variant": variant.name, "seed": seed, **numbers})
             content["summary"] = summary(content["rows"])
             _write(path, content)
             say(json.dumps(content["rows"][-1]))
@@ -79,6 +81,30 @@ def one_row(ablation: Ablation, variant: Variant, seed: int, steps: int | None =
     }  # fmt: skip
 
 
+def _borrowed(path: Path, content: dict[str, Any], variant: str, seed: int) -> dict[str, Any] | None:
+    """What another file of the folder has measured in the same training, with the same torch and threads."""
+    wanted = _training(content, variant)
+    for other in sorted({*path.parent.glob("*.json")} - {path}):
+        try:
+            there = json.loads(other.read_text(encoding="utf-8"))
+            same = [row for row in there["rows"] if row["seed"] == seed and _training(there, row["variant"]) == wanted]
+        except (ValueError, KeyError, TypeError, StopIteration):
+            continue  # not a file of an ablation
+        if same:
+            numbers = {key: value for key, value in same[0].items() if key not in KEYS}
+            return {"trained_for": same[0].get("trained_for", there["name"]), **numbers}
+    return None
+
+
+def _training(content: dict[str, Any], name: str) -> dict[str, Any]:
+    """Everything that decides a variant's numbers, but the seed."""
+    recipe = content["recipe"]
+    variant = next(one for one in recipe["variants"] if one["name"] == name)
+    merged = {part: {**recipe[part], **variant[part]} for part in ("config", "train")}
+    return {**merged, **{key: recipe[key] for key in ("subject", "replays", "steps")},
+            **{key: content[key] for key in ("threads", "torch")}}  # fmt: skip
+
+
 def _bytes_per_token(config: Config) -> float:
     """Of the global rows that a cache holds."""
     cache = Cache(config)
@@ -105,9 +131,9 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _opened(path: Path, name: str, recipe: dict[str, Any]) -> dict[str, Any]:
     """A file that is there, with its rows, or a new one."""
-    here = {"name": name, "threads": torch.get_num_threads(), "recipe": recipe}
+    here = {"name": name, "threads": torch.get_num_threads(), "torch": str(torch.__version__), "recipe": recipe}
     if not path.is_file():
-        return {**here, "date": datetime.date.today().isoformat(), "device": "cpu", "torch": torch.__version__,
+        return {**here, "date": datetime.date.today().isoformat(), "device": "cpu",
                 "command": f"tinyds41 ablate {name} --out {path.as_posix()}", "rows": [], "summary": {}}  # fmt: skip
     try:
         there = json.loads(path.read_text(encoding="utf-8"))
