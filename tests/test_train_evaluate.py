@@ -9,6 +9,7 @@ from tinyds41.config import Config
 from tinyds41.model.transformer import Model
 from tinyds41.train.corpus import Corpus
 from tinyds41.train.evaluate import bits_per_character, evaluate, unigram
+from tinyds41.train.kneser_ney import Trigram
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,19 @@ def test_the_unigram_baseline_counts_the_training_text_plus_one(model, corpus):
     plain = -sum(math.log(counts[token] / (50 + 64)) for token in wanted) / len(wanted)
     assert evaluate(model, corpus, train=train, length=7).unigram_loss == pytest.approx(plain, abs=1e-12)
     assert float(unigram(train.ids, 64).exp().sum()) == pytest.approx(1, abs=1e-12)
+
+
+def test_the_trigram_is_asked_about_the_tokens_that_the_model_predicts(model, corpus):
+    train = Corpus(torch.tensor([3, 4, 5, 9, 50] * 10).int())
+    trigram, total, count = Trigram(train, 64), 0.0, 0
+    for start in range(0, 56, 7):
+        ids, documents = corpus.ids[start : start + 8].long(), corpus.documents[start : start + 8].long()
+        shares = trigram.log_shares(ids[None], documents[None])[0]
+        own = documents[1:] == documents[:-1]
+        total, count = total - float(shares[own].sum()), count + int(own.sum())
+    found = evaluate(model, corpus, trigram=trigram, length=7)
+    assert found.trigram_loss == pytest.approx(total / count, abs=1e-12) and count == found.n_tokens
+    assert found.unigram_loss is None and evaluate(model, corpus, train=train, length=7).trigram_loss is None
 
 
 def test_bits_per_character_spread_the_loss_of_predicted_tokens_over_the_text(corpus):

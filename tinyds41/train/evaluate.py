@@ -12,6 +12,7 @@ from torch import Tensor
 from tinyds41.mixing import at_least_fp32
 from tinyds41.model.transformer import Model
 from tinyds41.train.corpus import Corpus, Numbers
+from tinyds41.train.kneser_ney import Trigram
 from tinyds41.train.losses import IGNORED, targets
 
 
@@ -19,28 +20,29 @@ from tinyds41.train.losses import IGNORED, targets
 class Evaluation:
     """Mean loss over held-out tokens.
 
-    Units: loss and unigram_loss in nats per token; bits_per_character in bits; n_tokens counts predicted tokens.
+    Units: the losses in nats per token; bits_per_character in bits; n_tokens counts predicted tokens.
     """
 
     loss: float
     bits_per_character: float | None  # None when the corpus does not know its characters
     n_tokens: int
     unigram_loss: float | None  # None without a training text to count
+    trigram_loss: float | None = None  # None without a trigram
 
 
 @torch.no_grad()
 def evaluate(
-    model: Model, corpus: Corpus, *, train: Corpus | None = None, length: int = 256, batch_size: int = 8,
-    max_tokens: int | None = None,
+    model: Model, corpus: Corpus, *, train: Corpus | None = None, trigram: Trigram | None = None,
+    length: int = 256, batch_size: int = 8, max_tokens: int | None = None,
 ) -> Evaluation:  # fmt: skip
     """The loss over consecutive windows of `corpus`, at most about `max_tokens`.
 
-    `train` gives the unigram baseline.
+    `train` gives the unigram baseline, `trigram` its own.
 
     Differs: every window starts with an empty context, so the loss is a little above that of one long pass.
     Raises: ValueError when no window of the corpus has a token to predict.
     """
-    total, unigram_total, n_tokens = 0.0, 0.0, 0
+    total, unigram_total, trigram_total, n_tokens = 0.0, 0.0, 0.0, 0
     log_share_V = None if train is None else unigram(train.ids, model.config.vocab_size)
     for ids, documents, _ in corpus.in_order(batch_size, length):
         wanted = targets(ids, documents)
@@ -49,14 +51,17 @@ def evaluate(
         total += _total_loss(logits, wanted.to(model.device))
         if log_share_V is not None:
             unigram_total -= float(log_share_V[wanted[present]].sum())
+        if trigram is not None:
+            trigram_total -= float(trigram.log_shares(ids, documents)[present].sum())
         n_tokens += int(present.sum())
         if max_tokens is not None and n_tokens >= max_tokens:
             break
     if not n_tokens:
         raise ValueError(f"none of the {len(corpus)} tokens can be predicted from its own document")
     loss = total / n_tokens
-    unigram_loss = None if train is None else unigram_total / n_tokens
-    return Evaluation(loss, bits_per_character(loss, corpus), n_tokens, unigram_loss)
+    return Evaluation(loss, bits_per_character(loss, corpus), n_tokens,
+                      None if train is None else unigram_total / n_tokens,
+                      None if trigram is None else trigram_total / n_tokens)  # fmt: skip
 
 
 def _inputs(documents: Tensor | None, device: torch.device) -> Tensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -9,8 +10,9 @@ from tinyds41.config import Config
 from tinyds41.model.transformer import Model
 from tinyds41.tokenizer import Tokenizer
 from tinyds41.train.corpus import Corpus, documents
-from tinyds41.train.evaluate import evaluate
+from tinyds41.train.evaluate import bits_per_character, evaluate
 from tinyds41.train.fact_task import facts_config
+from tinyds41.train.kneser_ney import Trigram
 from tinyds41.train.long_needle_task import long_needle_config
 from tinyds41.train.note import note_config
 from tinyds41.train.task_names import task
@@ -54,11 +56,16 @@ class TextSubject:
                              engram_compressed_vocab_size=self.tokenizer.compressed_vocab_size)  # fmt: skip
 
     def ask(self, model: Model) -> dict[str, Any]:
-        """Loss and bits on held-out text, beside counting tokens in the training part."""
-        found = evaluate(model, self.held_out, train=self.taught, length=self.length, max_tokens=HELD_OUT_TOKENS)
-        bits = None if found.bits_per_character is None else round(found.bits_per_character, 4)
-        return {"text": self.names, "held_out_tokens": found.n_tokens, "held_out_loss": round(found.loss, 4),
-                "unigram_loss": round(found.unigram_loss or 0.0, 4), "bits_per_character": bits}  # fmt: skip
+        """Loss and bits on held-out text, beside counting single tokens and three in the training part."""
+        trigram = Trigram(self.taught, model.config.vocab_size)
+        found = evaluate(model, self.held_out, train=self.taught, trigram=trigram, length=self.length,
+                         max_tokens=HELD_OUT_TOKENS)  # fmt: skip
+        assert found.unigram_loss is not None and found.trigram_loss is not None
+        losses = {"held_out_loss": found.loss, "unigram_loss": found.unigram_loss, "trigram_loss": found.trigram_loss}
+        bits = {"bits_per_character": found.loss, "trigram_bits_per_character": found.trigram_loss}
+        bits = {name: bits_per_character(loss, self.held_out) or math.nan for name, loss in bits.items()}
+        return {"text": self.names, "held_out_tokens": found.n_tokens,
+                **{name: round(value, 4) for name, value in {**losses, **bits}.items()}}  # fmt: skip
 
 
 class TaskSubject:
