@@ -9,6 +9,7 @@ import torch
 
 import tinyds41 as ds
 from tinyds41.cli import main
+from tinyds41.train.examples import example_folder
 from tinyds41.train.step_log import read_log
 from tinyds41.train.train_config import TrainConfig
 
@@ -21,7 +22,7 @@ def one_thread():
 
 
 def test_a_text_of_ones_own_becomes_a_model_that_eval_reads(tmp_path, capsys):
-    (tmp_path / "mine.txt").write_text("A rose is a rose is a rose.\n" * 200)
+    (tmp_path / "mine.txt").write_text("A rose is a rose is a rose.\n" * 600)
     (tmp_path / "train.json").write_text(json.dumps({"steps": 9, "seed": 4}))
     out = tmp_path / "run"
     command = ["train", "--text", str(tmp_path / "mine.txt"), "--preset", "nano", "--out", str(out),
@@ -34,6 +35,10 @@ def test_a_text_of_ones_own_becomes_a_model_that_eval_reads(tmp_path, capsys):
     assert main(["eval", str(out / "model"), "--text", str(tmp_path / "mine.txt"), "--length", "32", "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert again == {name: result[name] for name in again} and again["held_out_loss"] > 4
+    assert again["held_out_tokens"] > 64
+    whole = ["eval", str(out / "model"), "--text", str(tmp_path / "mine.txt"), "--length", "32", "--json", "--tokens"]
+    counts = [(main([*whole, n]), json.loads(capsys.readouterr().out)["held_out_tokens"])[1] for n in ("0", "64")]
+    assert counts[0] == again["held_out_tokens"] and 64 <= counts[1] < counts[0]
 
 
 @pytest.mark.parametrize(("name", "length"), [("copy", 48), ("facts", 64), ("note", 32), ("long-needle", 512)])
@@ -46,6 +51,8 @@ def test_a_task_has_a_small_model_of_its_own(tmp_path, capsys, name, length):
     capsys.readouterr()
     assert main(["eval", str(out / "model"), "--task", name, "--length", str(length)]) == 0
     assert f"right: {result['right']}" in capsys.readouterr().out
+    few = ["eval", str(out / "model"), "--task", name, "--length", str(length), "--rows", "2", "--json"]
+    assert main(few) == 0 and json.loads(capsys.readouterr().out)["answers"] < result["answers"] / 8
 
 
 def test_an_interrupted_run_says_how_to_go_on_and_does(tmp_path, capsys, monkeypatch):
@@ -80,10 +87,12 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(tmp_path, capsys, monkeyp
     (["train", "--device", "abacus"], "device 'abacus' cannot be used"),
     (["train", "--resume"], "no snapshot at"),
     (["eval", "nowhere"], "nowhere"),
+    (["eval", "EXAMPLE", "--tokens", "-1"], "tokens=-1: a number of held-out tokens is needed"),
+    (["eval", "EXAMPLE", "--task", "needle", "--rows", "0"], "rows=0: at least one must be asked"),
 ])  # fmt: skip
 def test_bad_input_is_one_line_before_any_training(tmp_path, monkeypatch, capsys, argv, named):
     monkeypatch.chdir(tmp_path)
-    assert main(argv) == 2
+    assert main([str(example_folder("text")) if part == "EXAMPLE" else part for part in argv]) == 2
     assert named in capsys.readouterr().err
     assert not (tmp_path / "runs" / "train" / "model").exists()
 

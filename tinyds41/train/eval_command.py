@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from tinyds41.checkpoint.read import load
-from tinyds41.train.run_options import Subject, TaskSubject, TextSubject
+from tinyds41.train.run_options import ASKED_ROWS, HELD_OUT_TOKENS, Subject, TaskSubject, TextSubject
 
 
 def add_parser(subparsers) -> None:
@@ -17,6 +17,9 @@ def add_parser(subparsers) -> None:
     what.add_argument("--text", nargs="+", metavar="FILE", help="shipped texts or UTF-8 files (default plays)")
     what.add_argument("--task", metavar="NAME", help="a task with known answers, such as needle")
     parser.add_argument("--length", type=int, default=256, help="tokens of a row (default %(default)s)")
+    parser.add_argument("--tokens", type=int, default=HELD_OUT_TOKENS,
+                        help="of held-out text, about; 0 for all (default %(default)s)")  # fmt: skip
+    parser.add_argument("--rows", type=int, default=ASKED_ROWS, help="of a task (default %(default)s)")
     parser.add_argument("--device", default="cpu", help="(default %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -25,9 +28,9 @@ def run(args: argparse.Namespace) -> int:
     model = load(args.folder, device=args.device)
     subject: Subject
     if args.task is not None:
-        subject = TaskSubject(args.task, args.length)
+        subject = TaskSubject(args.task, args.length, args.rows)
     elif model.tokenizer is not None:
-        subject = TextSubject(model.tokenizer, args.text or ["plays"], args.length)
+        subject = TextSubject(model.tokenizer, args.text or ["plays"], args.length, args.tokens)
     else:
         raise ValueError(f"{args.folder} has no tokenizer: it reads no text, give a --task")
     found = subject.ask(model)

@@ -33,13 +33,15 @@ class Subject(Protocol):
 
 
 class TextSubject:
-    """Shipped texts or UTF-8 files: the model predicts their held-out parts.
+    """Shipped texts or UTF-8 files: the model predicts their held-out parts, about `tokens` of them or all (0).
 
-    Raises: as `documents`, and ValueError where a part is too short for one sequence.
+    Raises: as `documents`, and ValueError where a part is too short for one sequence, or for less than no tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer, names: list[str], length: int):
-        self.tokenizer, self.names, self.length = tokenizer, names, length
+    def __init__(self, tokenizer: Tokenizer, names: list[str], length: int, tokens: int = HELD_OUT_TOKENS):
+        if tokens < 0:
+            raise ValueError(f"tokens={tokens}: a number of held-out tokens is needed, or 0 for all")
+        self.tokenizer, self.names, self.length, self.tokens = tokenizer, names, length, tokens
         self.taught = self._corpus("train")
         self.held_out = self._corpus("held_out")
 
@@ -59,7 +61,7 @@ class TextSubject:
         """Loss and bits on held-out text, beside counting single tokens and three in the training part."""
         trigram = Trigram(self.taught, model.config.vocab_size)
         found = evaluate(model, self.held_out, train=self.taught, trigram=trigram, length=self.length,
-                         max_tokens=HELD_OUT_TOKENS)  # fmt: skip
+                         max_tokens=self.tokens or None)  # fmt: skip
         assert found.unigram_loss is not None and found.trigram_loss is not None
         losses = {"held_out_loss": found.loss, "unigram_loss": found.unigram_loss, "trigram_loss": found.trigram_loss}
         bits = {"bits_per_character": found.loss, "trigram_bits_per_character": found.trigram_loss}
@@ -69,10 +71,15 @@ class TextSubject:
 
 
 class TaskSubject:
-    """A task by its name, on rows of `length` tokens. Raises: ValueError for an unknown name or a length too short."""
+    """A task by its name, on rows of `length` tokens; `rows` of them are asked.
 
-    def __init__(self, name: str, length: int):
-        self.name, self.length = name, length
+    Raises: ValueError for an unknown name, a length too short, or less than one row.
+    """
+
+    def __init__(self, name: str, length: int, rows: int = ASKED_ROWS):
+        if rows < 1:
+            raise ValueError(f"rows={rows}: at least one must be asked")
+        self.name, self.length, self.rows = name, length, rows
         self.taught: Any = task(name)
         self.taught.batch(0, 1, length)  # refuses a length before anything is built
 
@@ -86,7 +93,7 @@ class TaskSubject:
     def ask(self, model: Model) -> dict[str, Any]:
         """The share of right answers, on rows that training never draws."""
         self._fits(model.config)
-        found = score(model, self.taught, length=self.length, n_rows=ASKED_ROWS)
+        found = score(model, self.taught, length=self.length, n_rows=self.rows)
         return {"task": self.name, "length": self.length, "answers": int(found.asked.sum()),
                 "right": round(found.accuracy, 4)}  # fmt: skip
 
