@@ -2,10 +2,11 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
-from plot_checks import check_plot
+from plot_checks import check_plot, texts
 
-from tinyds41.show.ablation_plot import plot_ablation
+from tinyds41.show.ablation_plot import plot_ablation, plot_right_by_mass
 
 VALUES = {"with": [4.0, 4.2, 4.4], "without": [4.9, 5.0, 5.1]}
 
@@ -34,3 +35,24 @@ def test_one_seed_has_no_spread():
 def test_what_cannot_be_drawn_is_named(values, named):
     with pytest.raises(ValueError, match=named):
         plot_ablation(values, quantity="loss", title="nothing")
+
+
+POINTS = {"2 of 252": [(0.2, 0.5), (0.3, 0.6)], "8 of 252": [(0.5, 0.9), (0.6, 1.0)]}
+
+
+def test_right_answers_stand_over_the_mass_that_was_kept():
+    draw = partial(plot_right_by_mass, POINTS, quantity="mass in the choice, share", title="Ablation: top-k")
+    check_plot(draw, "top-k")
+    ax = draw()
+    rings = [line.get_xydata().tolist() for line in ax.get_lines() if line.get_marker() == "o"]
+    assert rings == [[list(pair) for pair in pairs] for pairs in POINTS.values()]
+    (means,) = [line.get_xydata() for line in ax.get_lines() if line.get_marker() == "s"]
+    assert means == pytest.approx(np.array([[0.25, 0.55], [0.55, 0.95]])) and texts(ax) == list(POINTS)
+
+
+@pytest.mark.parametrize(("points", "named"), [
+    ({}, "no variants"), ({"2": []}, "points of 2"), ({"2": [(0.1, float("nan"))]}, "2, seed 0"),
+])  # fmt: skip
+def test_points_that_cannot_be_drawn_are_named(points, named):
+    with pytest.raises(ValueError, match=named):
+        plot_right_by_mass(points, quantity="mass", title="nothing")

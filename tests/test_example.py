@@ -105,6 +105,15 @@ def test_a_toy_of_a_task_is_what_its_recipe_says_and_has_learned_the_task(name):
     assert right > 0.85 and right == pytest.approx(found["right"]["share"], abs=0.06)  # a quarter of the rows
 
 
+def test_the_toy_of_dialogues_answers_as_well_after_a_hit():
+    torch.set_num_threads(1)
+    measured, found = recipe("replay").right(ds.example("replay"), 25)["by_hit"], example_record("replay")["right"]
+    assert list(measured) == list(found["by_hit"]) == ["cold", "turns before", "all"]
+    for by_hit in (measured, found["by_hit"]):
+        assert all(one["right"] > 0.97 and one["kl"] < 1e-3 for one in by_hit.values())
+        assert by_hit["all"]["kl"] > 1e-6 and by_hit["cold"]["kl"] == 0
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_a_toy_of_a_task_is_stored_in_float32_so_that_training_can_go_on(name):
     (shard,) = example_folder(name).glob("*.safetensors")

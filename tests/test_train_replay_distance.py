@@ -10,7 +10,10 @@ import torch
 import tinyds41 as ds
 from tinyds41.infer.session import Session
 from tinyds41.train.corpus import Corpus
-from tinyds41.train.replay_distance import PROMPTS, ROWS, divergence, replay_distances
+from tinyds41.train.dialogue_task import Dialogue
+from tinyds41.train.replay import Hits, run_replayed
+from tinyds41.train.replay_distance import PROMPTS, ROWS, divergence, replay_distances, resumed_answers
+from tinyds41.train.tasks import TEST_STEP, needle_config
 
 
 def test_divergence_is_that_of_the_distributions():
@@ -47,3 +50,40 @@ def test_a_text_without_a_passage_is_refused():
     model = ds.Model(ds.Config.preset("nano"), seed=0)
     with pytest.raises(ValueError, match="too short for a sequence of length 128"):
         replay_distances(model, Corpus(torch.full((128,), 5).int()))
+
+
+def dialogues(**changes) -> tuple[ds.Model, Dialogue]:
+    task = Dialogue(n_values=2)  # so that a model that knows nothing is sometimes right
+    return ds.Model(needle_config(task, **changes), seed=0, dtype=torch.float64), task
+
+
+def test_dialogues_are_answered_as_each_row_is_after_its_hit():
+    model, task = dialogues(sliding_window=4)
+    found = resumed_answers(model, task, length=40, n_rows=6)
+    ids, _, wanted = task.batch(TEST_STEP, 6, 40)
+    right, distance = {name: [] for name in found}, {name: [] for name in found}
+    for row, answers in zip(ids[:, :-1], wanted, strict=True):
+        for before, end in ((10, 20), (20, 30), (30, 40)):
+            cold = model(row[None]).detach()[:, end - 1]
+            for name, hit in (("turns before", before), ("all", end)):
+                logits = run_replayed(model, row[None], None, Hits(torch.tensor([hit]), torch.tensor([end])))[0]
+                right[name].append(int(logits[0, end - 1].argmax()) == int(answers[end - 1]))
+                distance[name].append(divergence(cold, logits[:, end - 1].detach()))
+            right["cold"].append(int(cold.argmax()) == int(answers[end - 1]))
+            distance["cold"].append(0)
+    assert {name: one["right"] for name, one in found.items()} == {n: sum(r) / 18 for n, r in right.items()}
+    for name, one in found.items():
+        assert one["kl"] == pytest.approx(sum(distance[name]) / 18, rel=1e-6, abs=1e-12)
+    assert found["all"]["kl"] > found["turns before"]["kl"] > 1e-9
+
+
+def test_a_dialogue_that_windows_hold_is_resumed_without_loss():
+    model, task = dialogues(sliding_window=64)
+    found = resumed_answers(model, task, length=40, n_rows=4)
+    assert max(one["kl"] for one in found.values()) < 1e-12 and len({one["right"] for one in found.values()}) == 1
+
+
+def test_dialogues_of_no_row_are_refused():
+    model, task = dialogues()
+    with pytest.raises(ValueError, match="n_rows=0: at least one row"):
+        resumed_answers(model, task, length=40, n_rows=0)

@@ -38,3 +38,34 @@ def plot_ablation(
     ax.margins(x=0.15)
     ax.set_title(title)
     return ax
+
+
+@styled
+def plot_right_by_mass(
+    style: Style, points: Mapping[str, Sequence[tuple[float, float]]], *, quantity: str, title: str,
+    ax: Axes | None = None,
+) -> Axes:  # fmt: skip
+    """Right answers against the attention mass that was kept: a ring for each seed, the variant's name at their mean.
+
+    points: by variant, (mass, right) of each seed, shares. quantity: whose mass it is.
+    Raises: ValueError for no variant, one without points, or a number that is not finite.
+    """
+    require_data(points, "variants")
+    ax = ax or new_axes(style)
+    means = {}
+    for name, pairs in points.items():
+        require_data(pairs, f"points of {name}")
+        require_numbers((f"{name}, seed {seed}", value) for seed, pair in enumerate(pairs) for value in pair)
+        masses, right = zip(*pairs, strict=True)
+        ax.plot(masses, right, linestyle="", marker="o", color=style.palette.blue, markerfacecolor="none",
+                markersize=style.font / 1.6)  # fmt: skip
+        means[name] = (sum(masses) / len(pairs), sum(right) / len(pairs))
+    ax.plot(*zip(*means.values(), strict=True), color=style.palette.orange, marker="s", markersize=style.font / 2.2)
+    ax.margins(x=0.2, y=0.2)
+    for i, (name, place) in enumerate(means.items()):
+        below = (-1) ** i  # neighbours stand on different sides of the line
+        ax.annotate(name, place, xytext=(0, below * 1.1 * style.font), textcoords="offset points", ha="center",
+                    va="bottom" if below > 0 else "top", color=style.palette.orange)  # fmt: skip
+    ax.set(xlabel=quantity, ylabel="right answers, share")
+    ax.set_title(title)
+    return ax

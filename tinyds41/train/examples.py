@@ -12,7 +12,7 @@ from tinyds41.model.transformer import Model
 from tinyds41.train.corpus import data_folder
 
 # And the steps that each was trained.
-EXAMPLES = {"text": 300, "needle": 260, "choosers": 190, "facts": 180, "relay": 120, "entries": 70}
+EXAMPLES = {"text": 300, "needle": 260, "choosers": 190, "facts": 180, "relay": 120, "entries": 70, "replay": 260}
 FOLDER = "examples"  # inside the data folder
 RECORD = "example.json"  # beside the model's files: the command that made it, and what it measured
 
@@ -22,7 +22,7 @@ def example(name: str) -> Model:
 
     Its weights are in the released FP8 and FP4 formats on disk, and float32 once loaded. The others have learned a
     made-up task or its beginning and have no tokenizer: needle (lesson 05), choosers (lesson 04), facts (lesson 10),
-    relay (lesson 07) and entries (lesson 02).
+    relay (lesson 07), entries (lesson 02) and replay (dialogues that go on from a store).
     Raises: ValueError for an unknown name, naming those there are; FileNotFoundError when its files are not there.
     """
     return load(example_folder(name))

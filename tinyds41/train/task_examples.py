@@ -7,8 +7,10 @@ from typing import Any
 
 from tinyds41.config import Config
 from tinyds41.model.transformer import Model
+from tinyds41.train.dialogue_task import Dialogue
 from tinyds41.train.fact_task import Facts, facts_config
 from tinyds41.train.note import Note, known_by_distance, note_config
+from tinyds41.train.replay_distance import resumed_answers
 from tinyds41.train.tasks import Needle, answers, needle_config
 
 
@@ -20,7 +22,7 @@ class Recipe:
     """
 
     config: Config
-    taught: Needle | Note
+    taught: Needle | Note | Dialogue
     training: dict[str, Any] = field(default_factory=dict)
     reach: range | None = None
 
@@ -29,6 +31,11 @@ class Recipe:
         if isinstance(self.taught, Needle):
             found = answers(model, self.taught, length=self.training["length"], n_rows=n_rows)
             return {"rows": n_rows, "questions": found.right.numel(), "share": round(found.accuracy, 4)}
+        if isinstance(self.taught, Dialogue):
+            found = resumed_answers(model, self.taught, length=self.training["length"], n_rows=n_rows)
+            by_hit = {name: {key: float(f"{value:.3g}") for key, value in one.items()} for name, one in found.items()}
+            return {"rows": n_rows, "questions": n_rows * (self.taught.n_turns - 1), "share": by_hit["all"]["right"],
+                    "by_hit": by_hit}  # fmt: skip
         assert self.reach is not None
         known = known_by_distance(model, self.taught, n_rows=n_rows)
         part = sum(known[distance] for distance in self.reach) / len(self.reach)
@@ -40,9 +47,10 @@ def recipe(name: str) -> Recipe:
 
     needle: lesson 05, before its long rows. choosers: lesson 04, likewise, with four layers that choose. facts: lesson
     10, needles alone, before any name; its vocabulary has the letters of names already. relay: the toy of lesson 02
-    that has windows of four tokens and nothing else. entries: that with entries beside them.
+    that has windows of four tokens and nothing else. entries: that with entries beside them. replay: dialogues, read
+    in a quarter of the steps as if their beginning came from a store.
     """
-    task, note = Needle(), Note()
+    task, note, dialogue = Needle(), Note(), Dialogue()
     rows = {"batch_size": 32, "length": 32, "learning_rate": 3e-3}
     every_one_chooses = {
         "num_hidden_layers": 6, "compress_ratios": (0, 0, 2, 2, 2, 2), "kv_source_layer_ids": (2,),
@@ -53,6 +61,8 @@ def recipe(name: str) -> Recipe:
         "needle": Recipe(config=needle_config(task), taught=task, training=rows),
         "choosers": Recipe(config=needle_config(task, **every_one_chooses), taught=task, training=rows),
         "facts": Recipe(config=without_table, taught=task, training={**rows, "length": 24, "learning_rate": 4e-3}),
+        "replay": Recipe(config=needle_config(dialogue), taught=dialogue,
+                         training={**rows, "length": 48, "replay_share": 0.25}),
         "relay": Recipe(config=note_config(note), taught=note, training=rows, reach=range(1, 13)),
         "entries": Recipe(config=needle_config(note, sliding_window=4), taught=note, training=rows, reach=range(1, 49)),
     }[name]
