@@ -45,7 +45,7 @@ def test_the_ratios_are_those_of_the_rows(monkeypatch, tmp_path, capsys):
     nano = Config.preset("nano")
     monkeypatch.setattr(forward.Config, "preset", lambda name: nano)
     monkeypatch.setattr(forward, "in_fresh_process", lambda *a: {"seconds": int(a[1]) / 1000, "peak_bytes": 7})
-    for name, value in {"COMPARED": 40, "LONG": 80, "STEP_BATCH": 2, "STEP_LENGTH": 9}.items():
+    for name, value in {"COMPARED": 40, "LONG": 80, "STEPS": ((2, 9), (1, 11))}.items():
         monkeypatch.setattr(forward, name, value)
     assert main(["bench", "forward", "--threads", "1", "--rounds", "1", "--json", str(tmp_path / "r" / "f.json")]) == 0
     result = json.loads((tmp_path / "r" / "f.json").read_text())
@@ -53,7 +53,10 @@ def test_the_ratios_are_those_of_the_rows(monkeypatch, tmp_path, capsys):
     seconds = [row["seconds"] for row in result["rows"]]
     ratios = list(result["ratios"].values())
     assert ratios[1] == pytest.approx((80 / seconds[3]) / (40 / seconds[2]))
-    assert all(ratio > 0 for ratio in ratios) and len(ratios) == 3
+    assert all(ratio > 0 for ratio in ratios) and len(ratios) == 4
+    for i, tokens in ((2, 2 * 9), (3, 11)):
+        own = result["rows"][2 * i : 2 * i + 2]
+        assert [row["tokens"] for row in own] == [tokens, tokens] and [r["by"] for r in own] == ["tinyds41", "reference"]
     assert "times as fast as reference" in capsys.readouterr().out
 
 

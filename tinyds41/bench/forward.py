@@ -20,7 +20,7 @@ from tinyds41.peak_memory import peak_bytes
 from tinyds41.train.losses import cross_entropy
 
 COMPARED, LONG = 4096, 16384  # tokens
-STEP_BATCH, STEP_LENGTH = 8, 512
+STEPS = ((8, 512), (1, 1024))  # rows and their tokens in a training step
 
 
 def random_ids(config: Config, batch: int, length: int, seed: int = 0) -> Tensor:
@@ -34,20 +34,21 @@ def bench_forward(rounds: int = 3) -> dict[str, Any]:
     long = in_fresh_process("tinyds41.bench.forward", str(LONG), threads)
     short = in_fresh_process("tinyds41.bench.forward", str(COMPARED), threads)
     forward = compare_forward(rounds)
-    step = compare_step(rounds)
+    steps = {(batch, length): compare_step(rounds, batch, length) for batch, length in STEPS}
     rows = [
         _row("small forward, in turns", COMPARED, "tinyds41", forward["tinyds41"], None),
         _row("small forward, in turns", COMPARED, "reference", forward["reference"], None),
         _row("small forward, own process", COMPARED, "tinyds41", short["seconds"], short["peak_bytes"]),
         _row("small forward, own process", LONG, "tinyds41", long["seconds"], long["peak_bytes"]),
     ]
-    what = f"toy training step {STEP_BATCH} x {STEP_LENGTH}, in turns"
-    rows += [_row(what, STEP_BATCH * STEP_LENGTH, by, seconds, None) for by, seconds in step.items()]
+    rows += [_row(f"toy training step {batch} x {length}, in turns", batch * length, by, seconds, None)
+             for (batch, length), step in steps.items() for by, seconds in step.items()]  # fmt: skip
     ratios = {
         f"forward at {COMPARED}, times as fast as reference": forward["reference"] / forward["tinyds41"],
         f"tokens/s at {LONG} over tokens/s at {COMPARED}": (LONG / long["seconds"]) / (COMPARED / short["seconds"]),
-        f"training step {STEP_BATCH} x {STEP_LENGTH}, times as fast as reference": step["reference"] / step["tinyds41"],
-    }
+        **{f"training step {batch} x {length}, times as fast as reference": step["reference"] / step["tinyds41"]
+           for (batch, length), step in steps.items()},
+    }  # fmt: skip
     return {"name": "forward", **circumstances(), "rows": rows, "ratios": ratios}
 
 
@@ -67,10 +68,10 @@ def compare_forward(rounds: int) -> dict[str, float]:
         return alternate({"tinyds41": lambda: model(ids), "reference": definition}, rounds)
 
 
-def compare_step(rounds: int) -> dict[str, float]:
+def compare_step(rounds: int, batch: int, length: int) -> dict[str, float]:
     """Seconds of forward and backward of `toy`; the reference loops over experts."""
     model = Model(Config.preset("toy"))
-    ids = random_ids(model.config, STEP_BATCH, STEP_LENGTH + 1)
+    ids = random_ids(model.config, batch, length + 1)
     weights = {name: tensor.detach().requires_grad_() for name, tensor in to_released(model.state_dict()).items()}
 
     def step(forward: Callable[[Tensor], Tensor]) -> Callable[[], None]:
