@@ -56,7 +56,8 @@ def test_the_ratios_are_those_of_the_rows(monkeypatch, tmp_path, capsys):
     assert all(ratio > 0 for ratio in ratios) and len(ratios) == 4
     for i, tokens in ((2, 2 * 9), (3, 11)):
         own = result["rows"][2 * i : 2 * i + 2]
-        assert [row["tokens"] for row in own] == [tokens, tokens] and [r["by"] for r in own] == ["tinyds41", "reference"]
+        assert [row["tokens"] for row in own] == [tokens, tokens]
+        assert [row["by"] for row in own] == ["tinyds41", "reference"]
     assert "times as fast as reference" in capsys.readouterr().out
 
 
