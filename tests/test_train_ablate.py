@@ -118,7 +118,7 @@ def test_where_no_row_can_be_written_none_is_trained(small, tmp_path, monkeypatc
     monkeypatch.setattr(module, "one_row", lambda *arguments: pytest.fail("trained all the same"))
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "file" / "small.json"):
-        with pytest.raises(OSError, match="is a folder|File exists"):
+        with pytest.raises(OSError, match=r"is a folder|File exists"):
             ablate("small", path, (0,), say=quiet)
 
 
