@@ -402,7 +402,8 @@ def test_a_train_config_survives_json(tmp_path):
     ("steps", 0), ("length", 0), ("accumulate", 0), ("accumulate", 3), ("autocast", 1),
     ("learning_rate", float("nan")), ("clip", 0.0), ("warmup", -1), ("bias_rate", -0.1),
     ("bias_rate", float("nan")), ("balance_weight", float("inf")), ("optimizer", "muon"), ("optimizer", None),
-    ("optimizer", {}), ("indexer_dense", 1.5), ("indexer_dense", float("nan")), ("quantize_from", -1), ("replay_share", -0.1),
+    ("optimizer", {}), ("indexer_dense", 1.5), ("indexer_dense", float("nan")), ("quantize_from", -1),
+    ("replay_share", -0.1),
 ])  # fmt: skip
 def test_a_bad_train_config_names_the_field(field, value):
     with pytest.raises(ValueError, match=f"{field}={value!r}: .* is needed"):

@@ -84,7 +84,7 @@ def _seal(record: str, tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256(record.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"\n{name} {_kind(tensor)}\n".encode())
-        digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

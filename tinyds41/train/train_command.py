@@ -51,8 +51,8 @@ def run(args: argparse.Namespace) -> int:
     config = dataclasses.replace(config, **{name: value for name, value in given.items() if value is not None})
     require_device(args.device)
     check_replaceable(args.out / "model")  # said now, not when all is trained
-    tokenizer = None if args.task is not None else Tokenizer.load(data_folder())
-    subject: Subject = TaskSubject(args.task, config.length) if tokenizer is None else TextSubject(
+    tokenizer = Tokenizer.load(data_folder()) if args.task is None else None
+    subject: Subject = TaskSubject(args.task or "", config.length) if tokenizer is None else TextSubject(
         tokenizer, args.text or ["plays"], config.length)  # fmt: skip
     model = Model(subject.config(args.preset, args.config), tokenizer=tokenizer, device=args.device, seed=config.seed)
     history = train(model, subject.taught, config, folder=args.out, resume=args.resume)

@@ -106,7 +106,7 @@ def _run_record(model: Model, corpus: Batches, config: TrainConfig) -> dict[str,
     first = corpus.batch(0, config.batch_size, config.length, config.seed)
     digest = hashlib.sha256()
     for tensor in first:
-        digest.update(b"none" if tensor is None else tensor.cpu().contiguous().numpy())
+        digest.update(b"none" if tensor is None else tensor.cpu().numpy().tobytes())
     return {"train": config.to_dict(), "model": model.config.to_dict(), "rows": digest.hexdigest()}
 
 
