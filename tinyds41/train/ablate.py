@@ -114,7 +114,8 @@ def _opened(path: Path, name: str, recipe: dict[str, Any]) -> dict[str, Any]:
     try:
         there = json.loads(path.read_text(encoding="utf-8"))
         before = {**{key: there[key] for key in here}, "recipe": {**there["recipe"]}}
-        there["summary"] = summary([{**row, "seed": row["seed"]} for row in there["rows"] + []])
+        rows = there["rows"] + []  # an error of anything but a list
+        there["summary"] = summary([{**row, "seed": row["seed"]} for row in rows])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is no file of an ablation: {error!r}") from None
     changed = [f"{key}={before[key]!r} there and {value!r} here" for key, value in here.items()

@@ -66,16 +66,16 @@ def train(
     optimizer = optimizers(model, config)
     folder = None if folder is None else Path(folder)
     history = History(tokens_per_step=config.batch_size * config.length)
-    run = {} if folder is None else _run_record(model, corpus, config)
+    identity = {} if folder is None else _identity(model, corpus, config)
     if resume and folder is None:
         raise ValueError("resume=True needs the folder whose snapshot is to go on")
     if resume and folder is not None:
-        history = _resumed(read_snapshot(folder), run, model, optimizer)
+        history = _resumed(read_snapshot(folder), identity, model, optimizer)
 
     def save() -> None:
         require_finite_weights(model, history.step - 1)
         if folder is not None:
-            record = {"step": history.step, **run, "history": dataclasses.asdict(history)}
+            record = {"step": history.step, **identity, "history": dataclasses.asdict(history)}
             save_snapshot(folder, model, optimizer, record)
 
     first, saved_at = history.step, -1
@@ -101,7 +101,7 @@ def train(
     return history
 
 
-def _run_record(model: Model, corpus: Batches, config: TrainConfig) -> dict[str, Any]:
+def _identity(model: Model, corpus: Batches, config: TrainConfig) -> dict[str, Any]:
     """What decides a run: both configs, and a hash of the rows of step 0, which tell one text or task from another."""
     first = corpus.batch(0, config.batch_size, config.length, config.seed)
     digest = hashlib.sha256()
@@ -111,27 +111,27 @@ def _run_record(model: Model, corpus: Batches, config: TrainConfig) -> dict[str,
 
 
 def _resumed(
-    snapshot: Snapshot, run: dict[str, Any], model: Model, optimizer: torch.optim.Optimizer
+    snapshot: Snapshot, identity: dict[str, Any], model: Model, optimizer: torch.optim.Optimizer
 ) -> History:  # fmt: skip
     """Loads a snapshot of the same run; returns what it showed so far. Raises: ValueError, see `_require_same_run`."""
-    _require_same_run(snapshot, run)
+    _require_same_run(snapshot, identity)
     snapshot.restore(model, optimizer)
     history = History(**snapshot.record["history"])
     history.interrupted = False
     return history
 
 
-def _require_same_run(snapshot: Snapshot, run: dict[str, Any]) -> None:
+def _require_same_run(snapshot: Snapshot, identity: dict[str, Any]) -> None:
     """A snapshot goes on under the configs and with the rows it was made with, or it would be another run.
 
     A field that it lacks is younger than it: it was trained with what is now the default.
     Raises: ValueError naming the fields that differ, with both values.
     """
-    now = json.loads(json.dumps({**run["train"], **_fields(run["model"])}))  # tuples as lists, as there
+    now = json.loads(json.dumps({**identity["train"], **_fields(identity["model"])}))  # tuples as lists, as there
     before = {**TrainConfig().to_dict(), **snapshot.record["train"], **_fields(snapshot.record["model"])}
     different = [f"{name}={before.get(name)!r} there and {now.get(name)!r} here" for name in sorted({*now, *before})
                  if before.get(name) != now.get(name) and name not in FREE_ON_RESUME]  # fmt: skip
-    if not different and snapshot.record["rows"] != run["rows"]:
+    if not different and snapshot.record["rows"] != identity["rows"]:
         different = ["other rows there than here, of another text or task"]
     if different:
         raise ValueError(f"the snapshot in {snapshot.path.parent} is of another run: {'; '.join(different)}")
