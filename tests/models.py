@@ -74,6 +74,18 @@ def random_ids(rows: int, length: int, config: Config = NANO, seed: int = 0) -> 
     return torch.randint(4, config.vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
+def clear_choice(logits: Tensor, noise: float = 1e-9) -> Tensor:
+    """The likeliest tokens, each ahead of the next by more than `noise`.
+
+    On a near tie two right ways of computing may choose differently: a comparison of choices says nothing (trap T3).
+    Shapes: [..., V] -> [...].
+    """
+    best = logits.topk(2).values
+    lead = (best[..., 0] - best[..., 1]).min().item()
+    assert lead > noise, f"the likeliest token leads by {lead:.1e}, noise is {noise:.1e}"
+    return logits.argmax(-1)
+
+
 def traced(model: Model, ids: Tensor, *patterns: str, **options) -> Trace:
     """The intermediates of one run without gradients."""
     trace = Trace(*(patterns or ("*",)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from models import NANO, random_ids, scattered
+from models import NANO, clear_choice, random_ids, scattered
 
 from tinyds41.infer.generate import generate, generate_ids, padded, stream, tokens
 from tinyds41.infer.sample import likeliest, sample
@@ -60,7 +60,7 @@ def greedy(model: Model, ids: list[int], n: int) -> list[int]:
     with torch.no_grad():
         for _ in range(n):
             n_ids = model.config.vocab_size if model.tokenizer is None else model.tokenizer.vocab_size
-            text.append(int(model(torch.tensor([text]))[0, -1, :n_ids].argmax()))
+            text.append(int(clear_choice(model(torch.tensor([text]))[0, -1, :n_ids], noise=1e-6)))
     return text[len(ids) :]
 
 

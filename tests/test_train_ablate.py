@@ -128,10 +128,49 @@ def test_a_file_of_another_recipe_is_not_continued(small, tmp_path, monkeypatch)
     assert path.read_bytes() == before
 
 
-def test_a_file_that_is_none_is_not_overwritten(small, tmp_path):
-    (tmp_path / "mine.json").write_text("[]")
+@pytest.mark.parametrize("change", [
+    {"rows": {}}, {"rows": 3}, {"rows": [{}]}, {"rows": [[1]]}, {"rows": [{"variant": "4", "loss": 1.0}]},
+    {"rows": [{"variant": "4", "seed": 0, "loss": "low"}]}, {"recipe": None}, {"recipe": "x"}, {"rows": None},
+    "[]", "", "[" * 100_000,
+])  # fmt: skip
+def test_a_file_that_is_none_is_not_overwritten(small, tmp_path, change):
+    path = tmp_path / "mine.json"
+    content = {"name": "small", "threads": 1, "recipe": {}, "rows": [], "summary": {}}
+    path.write_text(change if isinstance(change, str) else json.dumps({**content, **change}))
+    before = path.read_bytes()
     with pytest.raises(ValueError, match=r"mine\.json is no file of an ablation"):
-        ablate("small", tmp_path / "mine.json", (0,), say=quiet)
+        ablate("small", path, (0,), say=quiet)
+    assert path.read_bytes() == before
+
+
+def test_where_no_row_can_be_written_none_is_trained(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "one_row", lambda *arguments: pytest.fail("trained all the same"))
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "file" / "small.json"):
+        with pytest.raises(OSError, match=r"is a folder|File exists"):
+            ablate("small", path, (0,), say=quiet)
+
+
+def test_ctrl_c_in_a_training_ends_the_run_and_keeps_finished_rows(small, tmp_path, monkeypatch, capsys):
+    path, train = tmp_path / "small.json", module.train
+    calls = []
+
+    def stopped(*arguments, **options):
+        history = train(*arguments, **options)
+        calls.append(history.step)
+        history.interrupted = len(calls) == 2
+        return history
+
+    monkeypatch.setattr(module, "train", stopped)
+    assert main(["ablate", "small", "--out", str(path)]) == 130
+    assert "interrupted" in capsys.readouterr().err and len(json.loads(path.read_text())["rows"]) == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["small.json"]
+
+
+@pytest.mark.parametrize("threads", ["0", "-1", "1000000000"])
+def test_threads_that_no_machine_has_are_refused(small, tmp_path, capsys, threads):
+    assert main(["ablate", "small", "--threads", threads, "--out", str(tmp_path / "x.json")]) == 2
+    assert f"--threads {threads}: 1 to 1024 are possible" in capsys.readouterr().err
 
 
 def test_the_command_prints_a_table_with_what_is_not_shown(small, tmp_path, capsys):

@@ -86,6 +86,10 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(tmp_path, capsys, monkeyp
     (["train", "--steps", "0"], "steps=0: at least 1 is needed"),
     (["train", "--device", "abacus"], "device 'abacus' cannot be used"),
     (["train", "--resume"], "no snapshot at"),
+    (["train", "--task", ""], "no task ''"),
+    (["train", "--task", "copy", "--length", "9000000000000"], "length=9000000000000 exceeds max_position_embeddings"),
+    (["train", "--task", "note", "--seed", "99999999999999999999"], "seed=99999999999999999999: at most"),
+    (["train", "--task", "note", "--device", "meta"], "the model is on the meta device"),
     (["eval", "nowhere"], "nowhere"),
     (["eval", "EXAMPLE", "--tokens", "-1"], "tokens=-1: a number of held-out tokens is needed"),
     (["eval", "EXAMPLE", "--task", "needle", "--rows", "0"], "rows=0: at least one must be asked"),
@@ -97,6 +101,14 @@ def test_bad_input_is_one_line_before_any_training(tmp_path, monkeypatch, capsys
     assert not (tmp_path / "runs" / "train" / "model").exists()
 
 
+def test_a_folder_that_cannot_hold_the_model_is_refused_before_training(tmp_path, capsys):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "thesis.txt").write_text("mine")
+    assert main(["train", "--task", "note", "--out", str(tmp_path), *QUICK]) == 2
+    assert "holds thesis.txt, which is no part of a model" in capsys.readouterr().err
+    assert not (tmp_path / "log.jsonl").exists()
+
+
 def test_eval_refuses_what_the_model_cannot_read(tmp_path, capsys):
     assert main(["train", "--task", "note", "--out", str(tmp_path), *QUICK]) == 0
     capsys.readouterr()
@@ -104,3 +116,5 @@ def test_eval_refuses_what_the_model_cannot_read(tmp_path, capsys):
     assert "has no tokenizer: it reads no text, give a --task" in capsys.readouterr().err
     assert main(["eval", str(tmp_path / "model"), "--task", "copy", "--length", "48"]) == 2
     assert "the task copy has" in capsys.readouterr().err
+    assert main(["eval", str(tmp_path / "model"), "--task", "note", "--length", "9000000000000"]) == 2
+    assert "length=9000000000000 exceeds max_position_embeddings=4096" in capsys.readouterr().err

@@ -144,9 +144,11 @@ def test_what_is_taught_are_the_chosen_entries_and_of_a_restricted_source_its_po
                 assert set(later[row, i].nonzero().flatten().tolist()) == chosen
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("dense", [True, False])
-def test_distillation_reaches_indexer_weights_and_no_others(model, ids, dense):
-    """Trap I8."""
+def test_distillation_reaches_indexer_weights_and_no_others(ids, dense, dtype):
+    """Trap I8. So neither the teacher nor what the indexers read passes a gradient on."""
+    model = uneven().to(dtype)
     _, ctx = run(model, ids)
     indexer_loss(model, ctx, torch.arange(LENGTH), dense=dense).backward()
     wanted = {f"layers.{n}.indexer.{leaf}.weight" for n in (2, 4, 6) for leaf in ("wq_b", "weights_proj")}

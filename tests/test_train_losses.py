@@ -7,6 +7,7 @@ from models import reached, scattered, uneven
 from tinyds41.train.losses import IGNORED, balance, balance_loss, cross_entropy, run, targets
 
 LENGTH = 29  # odd, more than the pool of 3 blocks of 2 entries holds
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +37,8 @@ def test_cross_entropy_is_the_mean_over_the_kept_positions():
     wanted = torch.tensor([[1, IGNORED, 3], [IGNORED, 6, 0]])
     kept = [(b, s) for b in range(2) for s in range(3) if wanted[b, s] != IGNORED]
     plain = sum(-logits[b, s].log_softmax(0)[wanted[b, s]] for b, s in kept) / len(kept)
-    # 1e-6: the loss itself is taken in fp32.
-    assert cross_entropy(logits, wanted) == pytest.approx(float(plain), rel=1e-6)
+    # Rounding of float64 sums of seven terms.
+    assert cross_entropy(logits, wanted) == pytest.approx(float(plain), rel=1e-14)
 
 
 def test_cross_entropy_without_any_target_is_zero_with_zero_gradient():
@@ -58,8 +59,8 @@ def test_balance_loss_equals_its_definition_and_ignores_padding():
         for e in range(4):
             f = 4 / (2 * len(tokens)) * sum(int(e in experts[row, t]) for t in tokens)
             plain += f * sum(float(scores[row, t, e] / scores[row, t].sum()) for t in tokens) / len(tokens) / 2
-    # 1e-6: the counts are fp32.
-    assert float(balance_loss(scores, experts, alive)) == pytest.approx(plain, rel=1e-6)
+    # Rounding of float64 sums of some ten terms.
+    assert float(balance_loss(scores, experts, alive)) == pytest.approx(plain, rel=1e-14)
 
 
 def test_balance_loss_is_one_when_even_and_pushes_a_busy_expert_down():
@@ -87,16 +88,18 @@ def moved_by_tokens(model) -> set[str]:
             if ".indexer." not in name and not name.endswith(("gate.bias", "gate.bias_vl"))}  # fmt: skip
 
 
-def test_the_next_token_loss_reaches_all_weights_but_those_of_indexers_and_gate_biases(ids):
-    model = scattered()  # Engram's values begin at 0, which lets no gradient through
+@DTYPES
+def test_the_next_token_loss_reaches_all_weights_but_those_of_indexers_and_gate_biases(ids, dtype):
+    model = scattered(dtype=dtype)  # Engram's values begin at 0, which lets no gradient through
     logits, _ = run(model, ids)
     cross_entropy(logits[:, :-1], ids[:, 1:]).backward()
     assert reached(model) == moved_by_tokens(model)
 
 
-def test_the_balance_loss_reaches_what_leads_to_a_gate(ids):
+@DTYPES
+def test_the_balance_loss_reaches_what_leads_to_a_gate(ids, dtype):
     """Not the last layer's experts, nor what mixes their output, nor the head."""
-    model = scattered()
+    model = scattered(dtype=dtype)
     _, ctx = run(model, ids)
     balance(model, ctx)[0].backward()
     behind = ("experts.w1", "experts.w2", "experts.w3", "shared_experts.w1.weight", "shared_experts.w2.weight",

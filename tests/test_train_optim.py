@@ -11,6 +11,7 @@ from tinyds41.config import Config
 from tinyds41.model.transformer import Model
 from tinyds41.train.muon import orthogonal
 from tinyds41.train.optim import ByRole, adamw, learning_rate_at, move_gate_biases, optimizers, set_learning_rate
+from tinyds41.train.roles import parameter_roles
 from tinyds41.train.train_config import TrainConfig
 
 
@@ -41,6 +42,21 @@ def test_every_trained_parameter_is_in_exactly_one_group(model, make):
     assert set(named) == {name for name, p in model.named_parameters() if p.requires_grad}
     assert not any(name.endswith((".bias", ".bias_vl")) for name in named)
     assert all(p is model.get_parameter(n) for g in groups for n, p in zip(g["names"], g["params"], strict=True))
+
+
+OWN = {"kv_source_layer_ids": (2, 3, 4, 5, 6, 7), "index_source_layer_ids": (2, 3, 4, 5, 6, 7)}
+
+
+@pytest.mark.parametrize("make", [adamw, ByRole])
+@pytest.mark.parametrize("changes", [
+    {"engram_layer_ids": (), "engram_num_embeddings": ()}, {"mhc_mode": "residual"}, {"mhc_mode": "multi_pass"}, OWN,
+], ids=["no Engram", "residual", "multi-pass", "own entries and indices"])  # fmt: skip
+def test_every_parameter_of_every_kind_of_model_is_assigned_once(make, changes):
+    """To a group, or to the load that moves a gate's bias."""
+    model = Model(Config.preset("nano", **changes), device="meta")
+    grouped = [name for group in make(model, 1e-3).param_groups for name in group["names"]]
+    biases = [name for row in parameter_roles(model) if row.optimizer == "load" for name in row.names]
+    assert sorted(grouped + biases) == sorted(name for name, _ in model.named_parameters())
 
 
 @pytest.mark.parametrize("make", [adamw, ByRole])

@@ -77,6 +77,13 @@ def test_losses_are_those_of_the_next_tokens(model, ids):
     torch.testing.assert_close(losses, wanted)
 
 
+def test_losses_of_a_wide_model_are_not_narrowed(ids):
+    model = Model(Config.preset("nano"), seed=3, dtype=torch.float64)
+    wanted = -torch.log_softmax(model(ids[:, :-1]).detach(), -1).gather(-1, ids[:, 1:, None]).squeeze(-1)
+    # Rounding of float64 sums of 64 terms; float32 would be 1e-7 off.
+    torch.testing.assert_close(token_losses(model, ids, Roundings()), wanted, rtol=0, atol=1e-13)
+
+
 def test_ids_are_checked(model):
     with pytest.raises(ValueError, match="id"):
         rounded_logits(model, torch.tensor([[model.config.vocab_size]]), Roundings())

@@ -39,12 +39,12 @@ def test_half_a_line_of_a_killed_run_is_dropped(tmp_path):
     assert [line["step"] for line in read_log(tmp_path)] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("line", ["not json", "[]", "{}", '{"step": null}'])
+@pytest.mark.parametrize("line", [b"not json", b"[]", b"{}", b'{"step": null}', b'{"step": 1e999}', b"\xff"])
 def test_a_line_that_is_no_step_is_named_and_nothing_is_overwritten(tmp_path, line):
-    (tmp_path / FILE_NAME).write_text('{"step": 0}\n' + line + "\n")
+    (tmp_path / FILE_NAME).write_bytes(b'{"step": 0}\n' + line + b"\n")
     with pytest.raises(ValueError, match=rf"{FILE_NAME}, line 2 is no step of a log"):
         StepLog(tmp_path, 1)
-    assert len((tmp_path / FILE_NAME).read_text().splitlines()) == 2
+    assert len((tmp_path / FILE_NAME).read_bytes().splitlines()) == 2
 
 
 def test_a_missing_log_is_named(tmp_path):

@@ -16,7 +16,7 @@ from tinyds41.train.corpus import Corpus
 from tinyds41.train.losses import cross_entropy, targets
 from tinyds41.train.optim import optimizers
 from tinyds41.train.replay import draw_hits, run_replayed
-from tinyds41.train.snapshot import load_snapshot, save_snapshot
+from tinyds41.train.snapshot import read_snapshot
 from tinyds41.train.step_log import read_log
 from tinyds41.train.train_config import TrainConfig
 from tinyds41.train.trainer import train
@@ -49,6 +49,13 @@ class Hooked:
         if step == self.at:
             self.action()
         return text().batch(step, batch_size, length, seed)
+
+
+def saved_step(folder, model: Model) -> int:
+    """Loads a snapshot's weights; the step that it was saved behind."""
+    snapshot = read_snapshot(folder)
+    snapshot.restore(model)
+    return snapshot.record["step"]
 
 
 def same(a: Model, b: Model) -> bool:
@@ -156,6 +163,7 @@ def test_the_bias_rate_is_how_far_a_step_moves_a_gate_and_0_leaves_it():
 
 @pytest.mark.parametrize("changes", [
     {}, {"optimizer": "report"}, {"indexer_dense": 0.8, "quantize_from": 4, "replay_share": 0.5},
+    {"optimizer": "report", "quantize_from": 4, "replay_share": 0.5, "accumulate": 2},
 ])  # fmt: skip
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, changes):
     whole, halves, config = nano(), nano(), dataclasses.replace(QUICK, **changes)
@@ -178,6 +186,15 @@ def test_a_run_is_not_resumed_with_another_config(tmp_path, model, changes, name
     with pytest.raises(ValueError, match=f"the snapshot in .* is of another run: {named}$"):
         train(fresh, text(), QUICK, **changes, folder=tmp_path, resume=True, progress=False)
     assert same(fresh, nano(**model))
+
+
+def test_a_run_is_not_resumed_with_another_text(tmp_path):
+    """Its fields may all be the same; the rows tell."""
+    train(nano(), text(), QUICK, folder=tmp_path, progress=False)
+    fresh, other = nano(), Corpus(text().ids.flip(0), text().documents)
+    with pytest.raises(ValueError, match=r"is of another run: other rows there than here, of another text or task$"):
+        train(fresh, other, QUICK, folder=tmp_path, resume=True, progress=False)
+    assert same(fresh, nano())
 
 
 def test_how_often_a_run_is_saved_may_change_when_it_goes_on(tmp_path):
@@ -268,7 +285,74 @@ def test_ctrl_c_finishes_the_step_saves_and_returns(tmp_path):
     assert history.interrupted and history.step == 3
     assert signal.getsignal(signal.SIGINT) is before
     saved = nano()
-    assert load_snapshot(tmp_path, saved)["step"] == 3 and same(saved, model)
+    assert saved_step(tmp_path, saved) == 3 and same(saved, model)
+
+
+def test_ctrl_c_while_a_snapshot_is_saved_finishes_it_and_returns(tmp_path, monkeypatch):
+    """Also while the last one is, without which a run that saves only at its end would be lost."""
+    save = trainer.save_snapshot
+    monkeypatch.setattr(trainer, "save_snapshot", lambda *args: (signal.raise_signal(signal.SIGINT), save(*args)))
+    for every, steps in ((2, 2), (0, QUICK.steps)):
+        model, saved, folder = nano(), nano(), tmp_path / str(every)
+        history = train(model, text(), QUICK, snapshot_every=every, folder=folder, progress=False)
+        assert history.interrupted and history.step == saved_step(folder, saved) == steps and same(saved, model)
+
+
+def test_a_second_ctrl_c_stops_at_once_and_keeps_the_last_snapshot(tmp_path, monkeypatch):
+    """In a step, or while a snapshot is written; the run then goes on as if it had never stopped."""
+    whole = train(nano(), text(), QUICK, progress=False)
+    before = signal.getsignal(signal.SIGINT)
+
+    def twice():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    def half(tensors, path, metadata):
+        path.write_bytes(b"half")
+        twice()
+
+    with pytest.raises(KeyboardInterrupt):
+        train(nano(), Hooked(4, twice), QUICK, snapshot_every=3, folder=tmp_path, progress=False)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("tinyds41.train.snapshot.save_file", half)
+        train(nano(), text(), QUICK, folder=tmp_path, resume=True, progress=False)
+    assert signal.getsignal(signal.SIGINT) is before and saved_step(tmp_path, nano()) == 3
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["log.jsonl", "snapshot.safetensors"]
+    assert train(nano(), text(), QUICK, folder=tmp_path, resume=True, progress=False).losses == whole.losses
+
+
+def test_weights_that_are_not_finite_are_not_saved_over_those_that_are(tmp_path):
+    """An update may overflow behind a sound loss, which only the next step would show."""
+    model = nano()
+
+    def poison():
+        with torch.no_grad():
+            model.get_parameter("layers.3.ffn.gate.bias_vl")[0] = torch.inf  # of no text, so no loss knows of it
+
+    message = r"layers\.3\.ffn\.gate\.bias_vl is not finite behind step 5: nothing was saved"
+    with pytest.raises(FloatingPointError, match=message):
+        train(model, Hooked(4, poison), QUICK, snapshot_every=3, folder=tmp_path, progress=False)
+    assert saved_step(tmp_path, nano()) == 3
+
+
+def test_a_loss_that_is_not_finite_at_the_first_step_saves_nothing(tmp_path):
+    model = nano()
+    with torch.no_grad():
+        model.get_parameter("layers.5.ffn.gate.weight")[0, 0] = torch.nan
+    with pytest.raises(FloatingPointError, match=r"loss is nan at step 0, beginning in layers\.5\.ffn\.scores"):
+        train(model, text(), QUICK, snapshot_every=1, folder=tmp_path, progress=False)
+    assert [file.name for file in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+def test_a_gradient_that_is_not_finite_names_its_parameter_and_moves_nothing(tmp_path):
+    model = nano()
+    parameter = model.get_parameter("layers.2.attn.wq_a.weight")
+    hook = lambda: parameter.register_hook(lambda gradient: gradient * torch.inf)
+    message = r"gradient norm is (nan|inf) at step 3, beginning in layers\.2\.attn\.wq_a\.weight"
+    with pytest.raises(FloatingPointError, match=message):
+        train(model, Hooked(3, hook), QUICK, snapshot_every=3, folder=tmp_path, progress=False)
+    saved = nano()
+    assert saved_step(tmp_path, saved) == 3 and same(saved, model)
 
 
 def test_a_loss_that_is_not_finite_stops_with_the_step_and_keeps_the_last_snapshot(tmp_path):
@@ -281,7 +365,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_step_and_keeps_the_last_snapsh
     with pytest.raises(FloatingPointError, match=r"loss is nan at step 4, beginning in layers\.3\.attn\.window_kv: "):
         train(model, Hooked(4, poison), QUICK, snapshot_every=3, folder=tmp_path, progress=False)
     saved = nano()
-    assert load_snapshot(tmp_path, saved)["step"] == 3
+    assert saved_step(tmp_path, saved) == 3
     assert all(torch.isfinite(p).all() for p in saved.parameters())
 
 
@@ -293,7 +377,7 @@ def test_a_failed_save_keeps_the_snapshot_before_and_leaves_no_rubbish(tmp_path,
     def fail(*args):
         raise OSError("disk full")
 
-    monkeypatch.setattr("tinyds41.train.snapshot.os.replace", fail)
+    monkeypatch.setattr("tinyds41.train.whole_file.os.replace", fail)
     with pytest.raises(OSError, match="disk full"):
         train(model, text(), QUICK, steps=2, folder=tmp_path, progress=False)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["log.jsonl", "snapshot.safetensors"]
@@ -303,24 +387,6 @@ def test_a_failed_save_keeps_the_snapshot_before_and_leaves_no_rubbish(tmp_path,
 def test_a_missing_snapshot_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no snapshot at .*snapshot\.safetensors"):
         train(nano(), text(), QUICK, folder=tmp_path, resume=True, progress=False)
-
-
-def test_a_snapshot_of_another_model_is_refused(tmp_path):
-    model = nano()
-    save_snapshot(tmp_path, model, torch.optim.SGD([{"params": [], "names": []}], lr=1.0), {})
-    other = Model(Config.preset("nano", vocab_size=65, engram_compressed_vocab_size=65))
-    before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
-    with pytest.raises(ValueError, match=r"is of another model: embed.weight is torch.float32 \(64, 32\) there and"):
-        load_snapshot(tmp_path, other)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in other.state_dict().items())
-
-
-def test_a_damaged_snapshot_is_named(tmp_path):
-    save_snapshot(tmp_path, nano(), torch.optim.SGD([{"params": [], "names": []}], lr=1.0), {})
-    file = tmp_path / "snapshot.safetensors"
-    file.write_bytes(file.read_bytes()[:-10])
-    with pytest.raises(ValueError, match=r"snapshot\.safetensors is not a sound snapshot"):
-        load_snapshot(tmp_path, nano())
 
 
 def test_a_train_config_survives_json(tmp_path):
@@ -336,10 +402,19 @@ def test_a_train_config_survives_json(tmp_path):
     ("steps", 0), ("length", 0), ("accumulate", 0), ("accumulate", 3), ("autocast", 1),
     ("learning_rate", float("nan")), ("clip", 0.0), ("warmup", -1), ("bias_rate", -0.1),
     ("bias_rate", float("nan")), ("balance_weight", float("inf")), ("optimizer", "muon"), ("optimizer", None),
-    ("indexer_dense", 1.5), ("indexer_dense", float("nan")), ("quantize_from", -1), ("replay_share", -0.1),
+    ("optimizer", {}), ("indexer_dense", 1.5), ("indexer_dense", float("nan")), ("quantize_from", -1),
+    ("replay_share", -0.1),
 ])  # fmt: skip
 def test_a_bad_train_config_names_the_field(field, value):
     with pytest.raises(ValueError, match=f"{field}={value!r}: .* is needed"):
+        TrainConfig(**{field: value})
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("seed", 2**63), ("warmup", 10**400), ("learning_rate", 10**400), ("balance_weight", 10**400), ("steps", 2**63),
+])  # fmt: skip
+def test_a_number_too_large_for_the_machine_names_the_field(field, value):
+    with pytest.raises(ValueError, match=f"{field}={value}: at most 9223372036854775807 is needed"):
         TrainConfig(**{field: value})
 
 
@@ -349,7 +424,7 @@ def test_a_train_config_of_other_kinds_names_the_field(field, value):
         TrainConfig(**{field: value})
 
 
-@pytest.mark.parametrize("content", ["[]", "5", "{", '{"steps": null}'])
+@pytest.mark.parametrize("content", ["[]", "5", "{", '{"steps": null}', '{"clip": "1"}', "[" * 100_000])
 def test_an_unsound_train_config_names_its_file(tmp_path, content):
     (tmp_path / "train.json").write_text(content)
     with pytest.raises(ValueError, match=r"train\.json: "):
@@ -373,6 +448,11 @@ def test_a_text_that_is_too_short_names_its_length():
 def test_resuming_without_a_folder_is_refused():
     with pytest.raises(ValueError, match="resume=True needs the folder"):
         train(Model(Config.preset("nano")), None, steps=1, resume=True, progress=False)
+
+
+def test_a_model_without_weights_is_refused_at_once():
+    with pytest.raises(ValueError, match="the model is on the meta device: it has no weights to train"):
+        train(Model(Config.preset("nano"), device="meta"), None, steps=1, progress=False)
 
 
 def test_a_float16_model_is_refused_at_once():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import math
-import os
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from tinyds41.train.replay_distance import replay_distances
 from tinyds41.train.run_options import Subject, TaskSubject, TextSubject
 from tinyds41.train.train_config import TrainConfig
 from tinyds41.train.trainer import train
+from tinyds41.train.whole_file import write_whole
 
 TEXTS = ["plays", "jargon"]
 KEYS = ("variant", "seed", "trained_for")  # all else in a row is a number
@@ -37,12 +37,14 @@ def ablate(
 
     Rows that the file has already are not trained again, nor are those that another ablation's file in the same folder
     has of the same training: a row names that other under `trained_for`. steps: of each training, for a trial.
-    Raises: ValueError for an unknown name, and for a file of another recipe, naming what differs; OSError.
+    Raises: ValueError for an unknown name, and for a file of another recipe, naming what differs; OSError where the
+        file cannot be written, before anything is trained.
     """
     if name not in ABLATIONS:
         raise ValueError(f"no ablation {name!r}: there are {', '.join(ABLATIONS)}")
     ablation = ABLATIONS[name]
     content = _opened(path, name, json.loads(json.dumps({**ablation.to_dict(), "steps": steps})))
+    _write(path, content)
     for seed in seeds:
         for variant in ablation.variants:
             if any((row["variant"], row["seed"]) == (variant.name, seed) for row in content["rows"]):
@@ -137,8 +139,10 @@ def _opened(path: Path, name: str, recipe: dict[str, Any]) -> dict[str, Any]:
                 "command": f"tinyds41 ablate {name} --out {path.as_posix()}", "rows": [], "summary": {}}  # fmt: skip
     try:
         there = json.loads(path.read_text(encoding="utf-8"))
-        before = {key: there[key] for key in here}
-    except (ValueError, KeyError, TypeError) as error:
+        before = {**{key: there[key] for key in here}, "recipe": {**there["recipe"]}}
+        rows = there["rows"] + []  # an error of anything but a list
+        there["summary"] = summary([{**row, "seed": row["seed"]} for row in rows])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is no file of an ablation: {error!r}") from None
     changed = [f"{key}={before[key]!r} there and {value!r} here" for key, value in here.items()
                if key != "recipe" and before[key] != value]  # fmt: skip
@@ -150,10 +154,4 @@ def _opened(path: Path, name: str, recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_whole(path, json.dumps(content, indent=1) + "\n")

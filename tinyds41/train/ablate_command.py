@@ -11,6 +11,8 @@ from tinyds41.tables import aligned
 from tinyds41.train.ablate import ablate
 from tinyds41.train.ablations import ABLATIONS
 
+MOST_THREADS = 1024  # far more of them than a machine can start would end the process without a word
+
 
 def add_parser(subparsers) -> None:
     lines = "\n".join(f"  {name:14}{ablation.question}" for name, ablation in ABLATIONS.items())
@@ -24,6 +26,8 @@ def add_parser(subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if not 1 <= args.threads <= MOST_THREADS:
+        raise ValueError(f"--threads {args.threads}: 1 to {MOST_THREADS} are possible")
     torch.set_num_threads(args.threads)
     path = args.out or Path("runs", "ablate", f"{args.name}.json")
     content = ablate(args.name, path, args.seeds, steps=args.steps)

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import torch
-
 from tinyds41.train.corpus import Batch
-from tinyds41.train.losses import IGNORED
-from tinyds41.train.tasks import N_SPECIAL, check_counts
+from tinyds41.train.task_rows import N_SPECIAL, as_batch, blank_rows, check_counts, check_length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,13 +61,10 @@ class Arithmetic:
 
     def batch(self, step: int, batch_size: int, length: int, seed: int = 0) -> Batch:
         """Rows that depend on (seed, step) alone. Raises: ValueError for a length that cannot hold everything."""
-        if length < self.shortest:
-            raise ValueError(f"length={length} is too short for {self.n_rules} rules and {self.n_questions} questions "
-                             f"of 2 tokens each: at least {self.shortest} are needed")  # fmt: skip
-        generator = np.random.default_rng([seed, step])
+        what = f"{self.n_rules} rules and {self.n_questions} questions of 2 tokens each"
+        check_length(length, self.shortest, what)
+        generator, ids, wanted = blank_rows(self, step, batch_size, length, seed)
         body = length - 2 * self.n_questions
-        ids = self.first_filler + generator.integers(0, self.n_fillers, (batch_size, length + 1))
-        wanted = np.full((batch_size, length), IGNORED)
         for row in range(batch_size):
             names = self.first_name + generator.choice(self.n_names, self.n_rules, replace=False)
             added = generator.integers(0, self.n_numbers, self.n_rules)
@@ -82,4 +75,4 @@ class Arithmetic:
             ids[row, body:length:2], ids[row, body + 1 : length : 2] = names[which], self.first_number + numbers
             wanted[row, body:length:2] = self.first_shift + added[which]
             wanted[row, body + 1 : length : 2] = self.first_number + numbers + added[which]
-        return Batch(torch.from_numpy(ids), None, torch.from_numpy(wanted))
+        return as_batch(ids, wanted)

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import torch
-
 from tinyds41.train.corpus import Batch
-from tinyds41.train.losses import IGNORED
-from tinyds41.train.tasks import N_SPECIAL, check_counts
+from tinyds41.train.task_rows import N_SPECIAL, as_batch, blank_rows, check_counts, check_length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,16 +50,12 @@ class Copying:
 
     def batch(self, step: int, batch_size: int, length: int, seed: int = 0) -> Batch:
         """Rows that depend on (seed, step) alone. Raises: ValueError for a length that cannot hold both strings."""
-        if length < self.shortest:
-            raise ValueError(f"length={length} is too short for {self.n_copied} letters, a mark and a copy: at least "
-                             f"{self.shortest} are needed")  # fmt: skip
-        generator = np.random.default_rng([seed, step])
+        check_length(length, self.shortest, f"{self.n_copied} letters, a mark and a copy")
+        generator, ids, wanted = blank_rows(self, step, batch_size, length, seed)
         mark = length - self.n_copied
-        ids = self.first_filler + generator.integers(0, self.n_fillers, (batch_size, length + 1))
-        wanted = np.full((batch_size, length), IGNORED)
         ids[:, mark] = self.mark
         for row in range(batch_size):
             string = self.first_letter + generator.choice(self.n_letters, self.n_copied, replace=False)
             start = generator.integers(0, mark - self.n_copied + 1)
             ids[row, start : start + self.n_copied] = ids[row, mark + 1 :] = wanted[row, mark:] = string
-        return Batch(torch.from_numpy(ids), None, torch.from_numpy(wanted))
+        return as_batch(ids, wanted)

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from tinyds41.train.corpus import Batch
-from tinyds41.train.losses import IGNORED
-from tinyds41.train.tasks import N_SPECIAL, check_counts
+from tinyds41.train.task_rows import N_SPECIAL, KeyedWords, as_batch, blank_rows, check_counts, check_length
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dialogue:
+class Dialogue(KeyedWords):
     """Turns that each tell new facts among fillers and then ask for facts of earlier turns.
 
     All is slots of two tokens: the mark of a turn twice, which begins it; a key and its value; the mark of a question
@@ -25,12 +24,9 @@ class Dialogue:
     Shapes: ids are special 0..3, two marks, keys, values and fillers.
     """
 
-    n_keys: int = 16
-    n_values: int = 16
     n_turns: int = 4
     n_told: int = 2
     n_asked: int = 2
-    n_fillers: int = 16
 
     def __post_init__(self) -> None:
         check_counts(self, "n_keys", "n_values", "n_turns", "n_told", "n_asked", "n_fillers")
@@ -53,18 +49,6 @@ class Dialogue:
         return self.question_mark + 1
 
     @property
-    def first_value(self) -> int:
-        return self.first_key + self.n_keys
-
-    @property
-    def first_filler(self) -> int:
-        return self.first_value + self.n_values
-
-    @property
-    def vocab_size(self) -> int:
-        return self.first_filler + self.n_fillers
-
-    @property
     def shortest(self) -> int:
         """Tokens of a row without a filler."""
         return 2 * self.n_turns * (1 + self.n_told + self.n_asked)
@@ -75,18 +59,15 @@ class Dialogue:
         All turns have the same even number of tokens; what is left of `length` comes behind the last, as fillers.
         Raises: ValueError for a length that cannot hold all turns.
         """
-        if length < self.shortest:
-            raise ValueError(f"length={length} is too short for {self.n_turns} turns of {self.n_told} facts and "
-                             f"{self.n_asked} questions: at least {self.shortest} are needed")  # fmt: skip
+        what = f"{self.n_turns} turns of {self.n_told} facts and {self.n_asked} questions"
+        check_length(length, self.shortest, what)
         turn = length // (2 * self.n_turns) * 2
         return tuple(turn * (i + 1) for i in range(self.n_turns))
 
     def batch(self, step: int, batch_size: int, length: int, seed: int = 0) -> Batch:
         """Rows that depend on (seed, step) alone. Raises: as `ends`."""
         ends = np.array(self.ends(length))
-        generator = np.random.default_rng([seed, step])
-        ids = self.first_filler + generator.integers(0, self.n_fillers, (batch_size, length + 1))
-        wanted = np.full((batch_size, length), IGNORED)
+        generator, ids, wanted = blank_rows(self, step, batch_size, length, seed)
         free = ends[0] // 2 - 1 - self.n_asked  # slots of a turn for facts and fillers
         for row in range(batch_size):
             keys = self.first_key + generator.choice(self.n_keys, self.n_turns * self.n_told, replace=False)
@@ -101,7 +82,7 @@ class Dialogue:
                     which = generator.integers(0, turn * self.n_told, self.n_asked)
                     ids[row, asked], ids[row, asked + 1] = self.question_mark, keys[which]
                     wanted[row, asked + 1] = values[which]
-        return Batch(torch.from_numpy(ids), None, torch.from_numpy(wanted))
+        return as_batch(ids, wanted)
 
     def turns_back(self, ids: Tensor) -> Tensor:
         """Turns from a fact to its question; 0 where nothing is asked. Shapes: [B,S] to int64 [B,S]."""

@@ -15,7 +15,8 @@ from tinyds41.model.engram import table_primes
 from tinyds41.model.transformer import Model
 from tinyds41.train.corpus import Batch
 from tinyds41.train.losses import IGNORED
-from tinyds41.train.tasks import Needle, check_counts, needle_config
+from tinyds41.train.task_rows import as_batch, blank_rows, check_counts, check_length
+from tinyds41.train.tasks import Needle, needle_config
 
 NAME, SLOT = 3, 4  # tokens of a name, and of the slot in a row that holds one thing
 
@@ -72,16 +73,11 @@ class Facts(Needle):
 
     def batch(self, step: int, batch_size: int, length: int, seed: int = 0) -> Batch:
         """Rows that depend on (seed, step) alone. Raises: ValueError for a length that cannot hold everything."""
-        if length < self.shortest:
-            raise ValueError(
-                f"length={length} is too short for {self.n_mentions} names and {self.n_facts} facts in slots of "
-                f"{SLOT} tokens, and {self.n_facts} questions: at least {self.shortest} are needed"
-            )
-        generator = np.random.default_rng([seed, step])
+        check_length(length, self.shortest, f"{self.n_mentions} names and {self.n_facts} facts in slots of {SLOT} "
+                                            f"tokens, and {self.n_facts} questions")  # fmt: skip
+        generator, ids, wanted = blank_rows(self, step, batch_size, length, seed)
         names, values = (tensor.numpy() for tensor in self.book)
         body = length - self.n_facts
-        ids = self.first_filler + generator.integers(0, self.n_fillers, (batch_size, length + 1))
-        wanted = np.full((batch_size, length), IGNORED)
         for row in range(batch_size):
             places = SLOT * generator.choice(body // SLOT, self.n_mentions + self.n_facts, replace=False)
             named, told = places[: self.n_mentions], places[self.n_mentions :]
@@ -93,7 +89,7 @@ class Facts(Needle):
             ids[row, told], ids[row, told + 1] = keys, said
             asked = generator.permutation(self.n_facts)
             ids[row, body:length], wanted[row, body:] = keys[asked], said[asked]
-        return Batch(torch.from_numpy(ids), None, torch.from_numpy(wanted))
+        return as_batch(ids, wanted)
 
 
 def facts_config(task: Facts, *, rows: int, **changes: Any) -> Config:

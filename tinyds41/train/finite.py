@@ -42,3 +42,10 @@ def gradient_not_finite(model: Model) -> str | None:
         if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
             return name
     return None
+
+
+def require_finite_weights(model: Model, step: int) -> None:
+    """Raises: FloatingPointError naming the first parameter that is not finite behind a step."""
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise FloatingPointError(f"{name} is not finite behind step {step}: nothing was saved")

@@ -11,7 +11,7 @@ class History:
     """What a run showed, step by step; `records` holds what is kept every `record_every` steps.
 
     Units: losses in nats per token, indexer_losses in nats, seconds per step. A record has step, load (share of the
-        choices [L][E], even = 1/E) and recall ({source: {selection, pool}}, see `losses.Recall`).
+        choices [L][E], even = 1/E) and recall ({source: {selection, pool}}, see `indexer_loss.Recall`).
     """
 
     losses: list[float] = field(default_factory=list)

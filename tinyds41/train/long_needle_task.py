@@ -7,7 +7,8 @@ from typing import Any
 
 from tinyds41.config import Config
 from tinyds41.train.corpus import Batch
-from tinyds41.train.tasks import Needle, check_counts, needle_config
+from tinyds41.train.task_rows import check_counts
+from tinyds41.train.tasks import Needle, needle_config
 
 TOP_SHARE, POOL_SHARE = 0.05, 0.30  # of the entries that a question sees: what it may choose, what the pool may hold
 

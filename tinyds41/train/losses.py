@@ -78,7 +78,8 @@ def balance_loss(scores: Tensor, experts: Tensor, alive: Tensor) -> Tensor:
     Shapes: scores [B,S,E], experts [B,S,A], alive [B,S]. Source: spec 8. Differs: a packed row is one sequence.
     """
     n_tokens_B1 = alive.sum(1, keepdim=True).clamp(min=1)
-    share_BE = expert_counts(experts, scores.shape[-1], alive) / (n_tokens_B1 * experts.shape[-1])
+    counts_BE = expert_counts(experts, scores.shape[-1], alive).to(at_least_fp32(scores).dtype)
+    share_BE = counts_BE / (n_tokens_B1 * experts.shape[-1])
     probability_BSE = scores / scores.sum(-1, keepdim=True)
     mean_BE = (probability_BSE * alive.unsqueeze(-1)).sum(1) / n_tokens_B1
     return scores.shape[-1] * (share_BE * mean_BE).sum(-1).mean()

@@ -12,7 +12,8 @@ from tinyds41.config import Config
 from tinyds41.model.transformer import Model
 from tinyds41.train.corpus import Batch
 from tinyds41.train.losses import IGNORED
-from tinyds41.train.tasks import N_SPECIAL, check_counts, needle_config
+from tinyds41.train.task_rows import N_SPECIAL, as_batch, blank_rows, check_counts
+from tinyds41.train.tasks import needle_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +48,12 @@ class Note:
         """Rows that depend on (seed, step) alone. Raises: ValueError for a length without a first half."""
         if length < 2:
             raise ValueError(f"length={length} is too short: the note needs a first half to stand in")
-        generator = np.random.default_rng([seed, step])
-        ids = self.first_filler + generator.integers(0, self.n_fillers, (batch_size, length + 1))
+        generator, ids, _ = blank_rows(self, step, batch_size, length, seed)
         places = generator.integers(0, length // 2, batch_size)
         notes = self.first_note + generator.integers(0, self.n_notes, batch_size)
         ids[np.arange(batch_size), places] = notes
         behind = np.arange(length) >= places[:, None]
-        return Batch(torch.from_numpy(ids), None, torch.from_numpy(np.where(behind, notes[:, None], IGNORED)))
+        return as_batch(ids, np.where(behind, notes[:, None], IGNORED))
 
 
 def note_config(task: Note, *, layers: int = 4, **changes: Any) -> Config:

@@ -32,9 +32,11 @@ def require_trainable(model: Model, optimizer: str = "adamw") -> None:
 
     Needed are gradients and moments of every trained parameter, in its dtype; activations come on top.
 
-    Raises: ValueError naming a dtype in which training cannot stay finite, and those in which it can; MemoryError
-        naming the bytes needed and the bytes there.
+    Raises: ValueError for a model without weights, and naming a dtype in which training cannot stay finite, and those
+        in which it can; MemoryError naming the bytes needed and the bytes there.
     """
+    if model.device.type == "meta":
+        raise ValueError("the model is on the meta device: it has no weights to train")
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     for name, parameter in trained.items():
         if parameter.dtype not in TRAINABLE:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from tinyds41.train.corpus import Batch
 from tinyds41.train.losses import IGNORED
-from tinyds41.train.tasks import N_SPECIAL, check_counts
+from tinyds41.train.task_rows import N_SPECIAL, as_batch, check_counts, check_length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +54,7 @@ class AssociativeRecall:
 
     def batch(self, step: int, batch_size: int, length: int, seed: int = 0) -> Batch:
         """Rows that depend on (seed, step) alone. Raises: ValueError for a length without room for a question."""
-        if length < self.shortest:
-            raise ValueError(f"length={length} is too short for {self.n_pairs} pairs and a question of 2 tokens each: "
-                             f"at least {self.shortest} are needed")  # fmt: skip
+        check_length(length, self.shortest, f"{self.n_pairs} pairs and a question of 2 tokens each")
         generator = np.random.default_rng([seed, step])
         slots = np.arange(length // 2)
         ids = np.full((batch_size, length + 1), self.mark)
@@ -70,4 +67,4 @@ class AssociativeRecall:
             which = generator.integers(0, np.searchsorted(told, asked))  # any of those told before
             ids[row, 2 * told], ids[row, 2 * told + 1] = keys, values
             ids[row, 2 * asked + 1], wanted[row, 2 * asked + 1] = keys[which], values[which]
-        return Batch(torch.from_numpy(ids), None, torch.from_numpy(wanted))
+        return as_batch(ids, wanted)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tinyds41.config import Config
 from tinyds41.formats import GLOBAL, INDEX, WINDOW
+from tinyds41.mixing import at_least_fp32
 from tinyds41.model.context import Sequence
 from tinyds41.model.transformer import Model
 from tinyds41.ops import Window
@@ -92,4 +93,4 @@ def token_losses(model: Model, ids: Tensor, roundings: Roundings) -> Tensor:
     Per token, because two roundings are compared on the same tokens: their difference varies far less than the loss.
     """
     logits = rounded_logits(model, ids[:, :-1], roundings)
-    return F.cross_entropy(logits.mT.float(), ids[:, 1:], reduction="none")
+    return F.cross_entropy(at_least_fp32(logits).mT, ids[:, 1:], reduction="none")

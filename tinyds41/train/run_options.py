@@ -73,7 +73,7 @@ class TextSubject:
 class TaskSubject:
     """A task by its name, on rows of `length` tokens; `rows` of them are asked.
 
-    Raises: ValueError for an unknown name, a length too short, or less than one row.
+    Raises: ValueError for an unknown name, or less than one row.
     """
 
     def __init__(self, name: str, length: int, rows: int = ASKED_ROWS):
@@ -81,10 +81,12 @@ class TaskSubject:
             raise ValueError(f"rows={rows}: at least one must be asked")
         self.name, self.length, self.rows = name, length, rows
         self.taught: Any = task(name)
-        self.taught.batch(0, 1, length)  # refuses a length before anything is built
 
     def config(self, preset: str | None, path: str | None) -> Config:
-        """Of a file, or the small one made for the task. Raises: ValueError for a preset, or another vocabulary."""
+        """Of a file, or the small one made for the task.
+
+        Raises: ValueError for a preset, another vocabulary, or a length that the task or the config does not take.
+        """
         if preset is not None:
             raise ValueError(f"--preset {preset} is for texts: the task {self.name} has a small config of its own")
         config = CONFIGS.get(self.name, _plain)(self.taught, self.length) if path is None else Config.from_json(path)
@@ -101,6 +103,9 @@ class TaskSubject:
         if config.vocab_size != self.taught.vocab_size:
             raise ValueError(f"the task {self.name} has {self.taught.vocab_size} tokens, the config "
                              f"vocab_size={config.vocab_size}")  # fmt: skip
+        if self.length > config.max_position_embeddings:  # before a row so long is drawn
+            raise ValueError(f"length={self.length} exceeds max_position_embeddings={config.max_position_embeddings}")
+        self.taught.batch(0, 1, self.length)  # refuses one too short before anything is built
         return config
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,72 +14,78 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from tinyds41.train.whole_file import whole_file
+
 FILE_NAME = "snapshot.safetensors"
 
 
 def save_snapshot(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, record: Mapping[str, Any]) -> Path:
     """Weights, optimiser state and `record` in one file, written beside and then moved.
 
-    The record is JSON in the file's header.
+    The record is JSON in the file's header, beside a hash of everything.
 
     Raises: OSError when the folder cannot be written; the snapshot before stays as it was.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for parameter_name, state in _states(optimizer).items():
         tensors |= {f"optimizer.{parameter_name}.{key}": value for key, value in state.items()}
+    tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    header = {"record": json.dumps(record)}
+    header["sha256"] = _seal(header["record"], tensors)
     path = folder / FILE_NAME
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-        save_file(contiguous, partial, metadata={"record": json.dumps(record)})
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(path) as partial:
+        save_file(tensors, partial, metadata=header)
     return path
 
 
-def load_snapshot(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Any]:
-    """Puts a snapshot's weights into `model`, its state into `optimizer`; returns its record.
+@dataclass(frozen=True)
+class Snapshot:
+    """What a snapshot held when it was read: its record, and the tensors of model and optimiser by their names."""
 
-    Raises: FileNotFoundError naming the file; ValueError for a damaged file, or for weights of another
-        model, which is left as it was.
-    """
-    path = folder / FILE_NAME
-    with _opened(path) as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
-        record = _record(file)
-    prefix = "model."
-    weights = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-    _require_same_model(path, weights, model.state_dict())
-    model.load_state_dict(weights)
-    if optimizer is not None:
-        _restore(optimizer, tensors)
-    return record
+    path: Path
+    record: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Puts the weights into `model`, the state into `optimizer`.
+
+        Raises: ValueError for weights of another model, which is left as it was.
+        """
+        prefix = "model."
+        weights = {name.removeprefix(prefix): t for name, t in self.tensors.items() if name.startswith(prefix)}
+        _require_same_model(self.path, weights, model.state_dict())
+        model.load_state_dict(weights)
+        if optimizer is not None:
+            _restore(optimizer, self.tensors)
 
 
-def read_record(folder: Path) -> dict[str, Any]:
-    """A snapshot's record alone: what it was trained with, before anything is loaded.
+def read_snapshot(folder: Path) -> Snapshot:
+    """The snapshot in a folder, compared with its hash: a flipped bit would change a run in silence.
 
     Raises: FileNotFoundError naming the file; ValueError for a damaged one.
     """
-    with _opened(folder / FILE_NAME) as file:
-        return _record(file)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+    path = folder / FILE_NAME
     if not path.is_file():
         raise FileNotFoundError(f"no snapshot at {path}")
     try:
         with safe_open(path, framework="pt") as file:
-            yield file
-    except (SafetensorError, KeyError, ValueError) as error:
+            header, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        record, expected = header["record"], header["sha256"]
+    except (SafetensorError, KeyError) as error:
         raise ValueError(f"{path} is not a sound snapshot: {error}") from error
+    found = _seal(record, tensors)
+    if found != expected:
+        raise ValueError(f"{path} is damaged: its sha256 is {found}, its header says {expected}")
+    return Snapshot(path, json.loads(record), tensors)
 
 
-def _record(file: Any) -> dict[str, Any]:
-    return json.loads((file.metadata() or {})["record"])
+def _seal(record: str, tensors: Mapping[str, Tensor]) -> str:
+    """The hash of a record and of names, kinds and bytes of tensors."""
+    digest = hashlib.sha256(record.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"\n{name} {_kind(tensor)}\n".encode())
+        digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _require_same_model(path: Path, weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from tinyds41.train.whole_file import write_whole
 
 FILE_NAME = "log.jsonl"
 BOARD_FOLDER = "tensorboard"
@@ -26,15 +27,9 @@ class StepLog:
     """
 
     def __init__(self, folder: Path, first_step: int = 0):
-        folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / FILE_NAME
         kept = [line for step, line in _lines(self.path) if step < first_step]
-        partial = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        try:
-            partial.write_text("".join(kept), encoding="utf-8")
-            os.replace(partial, self.path)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_whole(self.path, "".join(kept))
         self._file = self.path.open("a", encoding="utf-8")
         self._board = board(folder / BOARD_FOLDER, first_step)
 
@@ -72,13 +67,14 @@ def _lines(path: Path) -> list[tuple[int, str]]:
     if not path.is_file():
         return []
     found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(keepends=True), 1):
-        if not line.endswith("\n"):
+    for number, data in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+        if not data.endswith(b"\n"):
             break
         try:
+            line = data.decode()
             found.append((int(json.loads(line)["step"]), line))
-        except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{path}, line {number} is no step of a log: {line.strip()[:60]!r}") from None
+        except (ValueError, KeyError, TypeError, OverflowError):  # the first: also bytes that are not UTF-8
+            raise ValueError(f"{path}, line {number} is no step of a log: {data.strip()[:60]!r}") from None
     return found
 
 

@@ -28,6 +28,7 @@ from tinyds41.train.fit_tokenizer import TRAINED_ON
 from tinyds41.train.optim import OPTIMIZERS
 from tinyds41.train.train_config import TrainConfig
 from tinyds41.train.trainer import train
+from tinyds41.train.whole_file import write_whole
 
 RATES = (1e-3, 2e-3, 4e-3)
 HELD_OUT = "plays"
@@ -71,8 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     content = {"name": "optimizers", "date": datetime.date.today().isoformat(), "device": "cpu",
                "threads": torch.get_num_threads(), "torch": torch.__version__, "rows": rows}  # fmt: skip
     if args.out is not None:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_whole(args.out, json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

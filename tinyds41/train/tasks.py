@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,22 +12,13 @@ from tinyds41.config import Config
 from tinyds41.model.transformer import Model
 from tinyds41.trace import Trace
 from tinyds41.train.corpus import Batch
-from tinyds41.train.losses import IGNORED
+from tinyds41.train.task_rows import KeyedWords, as_batch, blank_rows, check_counts, check_length
 
-N_SPECIAL = 4  # ids that a tokenizer would need, never drawn here
 TEST_STEP = 2**31  # no training comes so far: rows of this step are new to a run of any seed
 
 
-def check_counts(task: Any, *names: str) -> None:
-    """Raises: ValueError naming a field that is no whole number of at least 1."""
-    for name in names:
-        value = getattr(task, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name}={value!r}: a whole number of at least 1 is needed")
-
-
 @dataclass(frozen=True, kw_only=True)
-class Needle:
+class Needle(KeyedWords):
     """Facts hidden among fillers, then questions: a key must fetch the value that once stood behind it.
 
     A fact is a key and a value, side by side at an even position: with ratio 2 they share one entry. The last
@@ -38,10 +28,7 @@ class Needle:
     Shapes: ids are special 0..3, then keys, values and fillers.
     """
 
-    n_keys: int = 16
-    n_values: int = 16
     n_facts: int = 8
-    n_fillers: int = 16
 
     def __post_init__(self) -> None:
         check_counts(self, "n_keys", "n_values", "n_facts", "n_fillers")
@@ -49,31 +36,15 @@ class Needle:
             raise ValueError(f"n_facts={self.n_facts} exceeds n_keys={self.n_keys}: a key is used once per row")
 
     @property
-    def first_key(self) -> int:
-        return N_SPECIAL
-
-    @property
-    def first_value(self) -> int:
-        return self.first_key + self.n_keys
-
-    @property
-    def first_filler(self) -> int:
-        return self.first_value + self.n_values
-
-    @property
-    def vocab_size(self) -> int:
-        return self.first_filler + self.n_fillers
+    def shortest(self) -> int:
+        """Tokens of a row without fillers."""
+        return 3 * self.n_facts
 
     def batch(self, step: int, batch_size: int, length: int, seed: int = 0) -> Batch:
         """Rows that depend on (seed, step) alone. Raises: ValueError for a length that cannot hold the facts."""
+        check_length(length, self.shortest, f"{self.n_facts} facts of 2 tokens and as many questions")
+        generator, ids, wanted = blank_rows(self, step, batch_size, length, seed)
         body = length - self.n_facts
-        if body < 2 * self.n_facts:
-            raise ValueError(
-                f"length={length} is too short for {self.n_facts} facts of 2 tokens and as many questions: at least "
-                f"{3 * self.n_facts} are needed")
-        generator = np.random.default_rng([seed, step])
-        ids = self.first_filler + generator.integers(0, self.n_fillers, (batch_size, length + 1))
-        wanted = np.full((batch_size, length), IGNORED)
         for row in range(batch_size):
             keys = generator.choice(self.n_keys, self.n_facts, replace=False)
             values = generator.integers(0, self.n_values, self.n_facts)
@@ -82,7 +53,7 @@ class Needle:
             asked = generator.permutation(self.n_facts)
             ids[row, body:length] = self.first_key + keys[asked]
             wanted[row, body:] = self.first_value + values[asked]
-        return Batch(torch.from_numpy(ids), None, torch.from_numpy(wanted))
+        return as_batch(ids, wanted)
 
     def room(self, body: int) -> int:
         """How many of the first tokens facts may take, of the `body` that come before the questions."""

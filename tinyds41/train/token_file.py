@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from tinyds41.tokenizer import BOS, EOS, Tokenizer
 from tinyds41.train.corpus import documents
+from tinyds41.train.whole_file import whole_file
 
 FORMAT, VERSION = "tinyds41 tokens", 1
 HEADER_BYTES = 4096  # JSON, filled up with spaces and ended by a line end: `head -n 1` shows it
@@ -77,18 +77,8 @@ def write_tokens(path: str | Path, tokenizer: Tokenizer, texts: Iterable[str]) -
     header's other fields.
     Raises: ValueError when there is no text; OSError when the file cannot be written.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with partial.open("wb") as out:
-            header = _write(out, tokenizer, texts)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-    return header
+    with whole_file(Path(path)) as partial, partial.open("wb") as out:
+        return _write(out, tokenizer, texts)
 
 
 def _write(out: BinaryIO, tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tinyds41.checkpoint.replace import check_replaceable
 from tinyds41.checkpoint.write import save
 from tinyds41.memory import require_device
 from tinyds41.model.transformer import Model
@@ -16,6 +17,7 @@ from tinyds41.train.corpus import data_folder
 from tinyds41.train.run_options import Subject, TaskSubject, TextSubject
 from tinyds41.train.train_config import TrainConfig
 from tinyds41.train.trainer import train
+from tinyds41.train.whole_file import write_whole
 
 RESULT = "result.json"
 KINDS = {"int": int, "float": float, "str": str}  # of options; what is true or false has two
@@ -48,8 +50,9 @@ def run(args: argparse.Namespace) -> int:
     given = {field.name: getattr(args, field.name) for field in dataclasses.fields(TrainConfig)}
     config = dataclasses.replace(config, **{name: value for name, value in given.items() if value is not None})
     require_device(args.device)
-    tokenizer = None if args.task else Tokenizer.load(data_folder())
-    subject: Subject = TaskSubject(args.task, config.length) if tokenizer is None else TextSubject(
+    check_replaceable(args.out / "model")  # said now, not when all is trained
+    tokenizer = Tokenizer.load(data_folder()) if args.task is None else None
+    subject: Subject = TaskSubject(args.task or "", config.length) if tokenizer is None else TextSubject(
         tokenizer, args.text or ["plays"], config.length)  # fmt: skip
     model = Model(subject.config(args.preset, args.config), tokenizer=tokenizer, device=args.device, seed=config.seed)
     history = train(model, subject.taught, config, folder=args.out, resume=args.resume)
@@ -59,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     save(model, args.out / "model")
     result: dict[str, Any] = {"steps": history.step, "tokens": history.step * history.tokens_per_step,
                               "seconds": round(sum(history.seconds), 1), **subject.ask(model)}  # fmt: skip
-    (args.out / RESULT).write_text(json.dumps({**result, "train": config.to_dict()}, indent=1) + "\n", encoding="utf-8")
+    write_whole(args.out / RESULT, json.dumps({**result, "train": config.to_dict()}, indent=1) + "\n")
     print("\n".join(f"{name}: {value}" for name, value in result.items()))
     print(f"model: {args.out / 'model'}")
     return 0

@@ -10,6 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from tinyds41.train.optim import BIAS_STEP, OPTIMIZERS
+from tinyds41.train.whole_file import write_whole
+
+# What numbers of a TrainConfig may be; all others are finite and at least 0.
+COUNTS = ("steps", "batch_size", "length", "accumulate", "indexer_queries")  # at least 1
+SHARES = ("indexer_dense", "replay_share")  # 0 to 1
+POSITIVE = ("learning_rate", "clip")
+LARGEST = 2**63 - 1  # what generators of random numbers take, and floats can be made of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,39 +48,38 @@ class TrainConfig:
     snapshot_every: int = 100
 
     def __post_init__(self):
-        if self.optimizer not in OPTIMIZERS:
+        if self.optimizer not in tuple(OPTIMIZERS):  # of a dict it would also have to have a hash
             raise ValueError(f"optimizer={self.optimizer!r}: one of {', '.join(OPTIMIZERS)} is needed")
         if not isinstance(self.autocast, bool):
             raise ValueError(f"autocast={self.autocast!r}: true or false is needed")
         for f in dataclasses.fields(self):
-            if f.type in ("str", "bool"):
-                continue
-            value, whole = getattr(self, f.name), f.type == "int"
-            if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-                raise ValueError(f"{f.name}={value!r}: a {'whole ' if whole else ''}number is needed")
-        for name in ("steps", "batch_size", "length", "accumulate", "indexer_queries"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: at least 1 is needed")
+            if f.type in ("int", "float"):
+                self._check_number(f.name, whole=f.type == "int")
         if self.batch_size % self.accumulate:
             raise ValueError(f"accumulate={self.accumulate}: parts of batch_size={self.batch_size} rows would differ, "
                              "a divisor is needed")  # fmt: skip
-        whole_or_weight = ("warmup", "seed", "record_every", "snapshot_every", "quantize_from", "balance_weight",
-                           "indexer_weight")  # fmt: skip
-        for name in (*whole_or_weight, "bias_rate"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name}={getattr(self, name)}: a finite number of at least 0 is needed")
-        for name in ("indexer_dense", "replay_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)}: a share of the steps is needed, 0 to 1")
-        for name in ("learning_rate", "clip"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ValueError(f"{name}={getattr(self, name)}: a positive finite number is needed")
+
+    def _check_number(self, name: str, *, whole: bool) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+            raise ValueError(f"{name}={value!r}: a {'whole ' if whole else ''}number is needed")
+        if isinstance(value, int) and value > LARGEST:
+            raise ValueError(f"{name}={value}: at most {LARGEST} is needed")
+        if name in COUNTS and value < 1:
+            raise ValueError(f"{name}={value}: at least 1 is needed")
+        if name in SHARES and not 0 <= value <= 1:
+            raise ValueError(f"{name}={value}: a share of the steps is needed, 0 to 1")
+        if name in POSITIVE and not 0 < value < math.inf:
+            raise ValueError(f"{name}={value}: a positive finite number is needed")
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name}={value}: a finite number of at least 0 is needed")
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> TrainConfig:
+        """Raises: ValueError for what is no object, an unknown field, or as the class."""
         if not isinstance(content, dict):
             raise ValueError(f"a TrainConfig is a JSON object, got {type(content).__name__}")
         unknown = sorted(set(content) - {f.name for f in dataclasses.fields(cls)})
@@ -82,11 +88,13 @@ class TrainConfig:
         return cls(**content)
 
     def to_json(self, path: str | Path) -> None:
-        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+        """Raises: OSError where the file cannot be written; one that was there stays."""
+        write_whole(Path(path), json.dumps(self.to_dict(), indent=1) + "\n")
 
     @classmethod
     def from_json(cls, path: str | Path) -> TrainConfig:
+        """Raises: OSError when unreadable; ValueError naming the file."""
         try:
             return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # the second: brackets without end
             raise ValueError(f"{path}: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import signal
 import time
@@ -20,13 +21,13 @@ from tinyds41.memory import require_bytes
 from tinyds41.model.transformer import Model
 from tinyds41.model.variant import twin
 from tinyds41.train.corpus import Batch
-from tinyds41.train.finite import first_not_finite, gradient_not_finite, require_finite
+from tinyds41.train.finite import first_not_finite, gradient_not_finite, require_finite, require_finite_weights
 from tinyds41.train.history import History
 from tinyds41.train.indexer_loss import indexer_loss, is_dense, recall, sample_queries, teachers
 from tinyds41.train.losses import IGNORED, balance, cross_entropy, run, targets
 from tinyds41.train.optim import learning_rate_at, move_gate_biases, optimizers, require_trainable, set_learning_rate
 from tinyds41.train.replay import Hits, draw_hits, run_replayed
-from tinyds41.train.snapshot import load_snapshot, read_record, save_snapshot
+from tinyds41.train.snapshot import Snapshot, read_snapshot, save_snapshot
 from tinyds41.train.step_log import StepLog
 from tinyds41.train.train_config import TrainConfig
 
@@ -48,14 +49,15 @@ def train(
 
     `changes` replace fields of `config`. With a `folder`, a snapshot and a log of all steps are kept there, and
     `resume` goes on from the snapshot. Ctrl-C finishes the present step, saves, and returns with
-    `history.interrupted`. The same model, corpus, config and number of threads give the same bits, resumed or not:
-    batches follow from (seed, step), and nothing else is drawn.
+    `history.interrupted`; a second one stops at once. The same model, corpus, config and number of threads give the
+    same bits, resumed or not: batches follow from (seed, step), and nothing else is drawn.
 
-    Raises: ValueError for a field out of range, a text too short, a float16 model, or a snapshot of another config,
-        naming the fields; TypeError for an unknown field; FileNotFoundError when there is nothing to resume;
-        MemoryError before the first step when gradients and moments, or a part of a batch, cannot fit;
-        FloatingPointError naming the step and where it began when a loss or gradient is not finite: the model then is
-        as it was before that step, and the last snapshot stays.
+    Raises: ValueError for a field out of range, a text too short, a float16 model, one without weights, or a snapshot
+        that is damaged, of another config (naming the fields) or of other rows; TypeError for an unknown field;
+        FileNotFoundError when there is nothing to resume; MemoryError before the first step when gradients and
+        moments, or a part of a batch, cannot fit; FloatingPointError naming the step and where it began when a loss or
+        gradient is not finite: the model then is as it was before that step, and the last snapshot stays. It stays too
+        when weights are not finite, which are never saved.
     """
     config = dataclasses.replace(config or TrainConfig(), **changes)
     require_trainable(model, config.optimizer)
@@ -64,17 +66,16 @@ def train(
     optimizer = optimizers(model, config)
     folder = None if folder is None else Path(folder)
     history = History(tokens_per_step=config.batch_size * config.length)
+    identity = {} if folder is None else _identity(model, corpus, config)
     if resume and folder is None:
         raise ValueError("resume=True needs the folder whose snapshot is to go on")
     if resume and folder is not None:
-        _require_same_config(folder, model, config)
-        history = History(**load_snapshot(folder, model, optimizer)["history"])
-        history.interrupted = False
+        history = _resumed(read_snapshot(folder), identity, model, optimizer)
 
     def save() -> None:
+        require_finite_weights(model, history.step - 1)
         if folder is not None:
-            record = {"step": history.step, "train": config.to_dict(), "model": model.config.to_dict(),
-                      "history": dataclasses.asdict(history)}  # fmt: skip
+            record = {"step": history.step, **identity, "history": dataclasses.asdict(history)}
             save_snapshot(folder, model, optimizer, record)
 
     first, saved_at = history.step, -1
@@ -89,30 +90,51 @@ def train(
             bar.update()
             bar.set_postfix(loss=f"{history.losses[-1]:.3f}", indexer=f"{history.indexer_losses[-1]:.3f}",
                             refresh=False)  # fmt: skip
-            history.interrupted = interrupt.requested
-            if interrupt.requested or (config.snapshot_every and (step + 1) % config.snapshot_every == 0):
+            if config.snapshot_every and (step + 1) % config.snapshot_every == 0:
                 save()
                 saved_at = history.step
             if interrupt.requested:
                 break
-    if saved_at != history.step:
-        save()
+        if saved_at != history.step:  # still with Ctrl-C as a flag: a last snapshot that is cut off saves nothing
+            save()
+        history.interrupted = interrupt.requested
     return history
 
 
-def _require_same_config(folder: Path, model: Model, config: TrainConfig) -> None:
-    """A snapshot goes on under the configs it was made with, or it would be another run.
+def _identity(model: Model, corpus: Batches, config: TrainConfig) -> dict[str, Any]:
+    """What decides a run: both configs, and a hash of the rows of step 0, which tell one text or task from another."""
+    first = corpus.batch(0, config.batch_size, config.length, config.seed)
+    digest = hashlib.sha256()
+    for tensor in first:
+        digest.update(b"none" if tensor is None else tensor.cpu().numpy().tobytes())
+    return {"train": config.to_dict(), "model": model.config.to_dict(), "rows": digest.hexdigest()}
+
+
+def _resumed(
+    snapshot: Snapshot, identity: dict[str, Any], model: Model, optimizer: torch.optim.Optimizer
+) -> History:  # fmt: skip
+    """Loads a snapshot of the same run; returns what it showed so far. Raises: ValueError, see `_require_same_run`."""
+    _require_same_run(snapshot, identity)
+    snapshot.restore(model, optimizer)
+    history = History(**snapshot.record["history"])
+    history.interrupted = False
+    return history
+
+
+def _require_same_run(snapshot: Snapshot, identity: dict[str, Any]) -> None:
+    """A snapshot goes on under the configs and with the rows it was made with, or it would be another run.
 
     A field that it lacks is younger than it: it was trained with what is now the default.
     Raises: ValueError naming the fields that differ, with both values.
     """
-    record = read_record(folder)
-    now = json.loads(json.dumps({**config.to_dict(), **_fields(model.config.to_dict())}))  # tuples as lists, as there
-    before = {**TrainConfig().to_dict(), **record["train"], **_fields(record.get("model", model.config.to_dict()))}
+    now = json.loads(json.dumps({**identity["train"], **_fields(identity["model"])}))  # tuples as lists, as there
+    before = {**TrainConfig().to_dict(), **snapshot.record["train"], **_fields(snapshot.record["model"])}
     different = [f"{name}={before.get(name)!r} there and {now.get(name)!r} here" for name in sorted({*now, *before})
                  if before.get(name) != now.get(name) and name not in FREE_ON_RESUME]  # fmt: skip
+    if not different and snapshot.record["rows"] != identity["rows"]:
+        different = ["other rows there than here, of another text or task"]
     if different:
-        raise ValueError(f"the snapshot in {folder} is of another run: {'; '.join(different)}")
+        raise ValueError(f"the snapshot in {snapshot.path.parent} is of another run: {'; '.join(different)}")
 
 
 def _fields(released: dict[str, Any]) -> dict[str, Any]:
