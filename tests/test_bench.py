@@ -64,6 +64,8 @@ def test_the_ratios_are_those_of_the_rows(monkeypatch, tmp_path, capsys):
 def test_rounds_below_one_are_refused(capsys):
     assert main(["bench", "forward", "--rounds", "0"]) == 2
     assert "--rounds=0" in capsys.readouterr().err
+    assert main(["bench", "forward", "--threads", "0"]) == 2
+    assert "--threads 0: 1 to 1024 are possible" in capsys.readouterr().err
 
 
 def test_a_table_is_aligned_and_a_result_is_written(tmp_path):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # what asks for host memory alone starts without torch
     import torch
 
+MOST_THREADS = 1024  # far more of them than a machine can start would end the process without a word
 CONTROL_GROUP = Path("/sys/fs/cgroup")  # of a container, on systems that have them
 
 
@@ -22,6 +23,15 @@ def require_device(name: torch.device | str) -> torch.device:
     except (RuntimeError, AssertionError, TypeError) as error:  # which of them depends on how torch was built
         raise ValueError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
     return device
+
+
+def set_threads(count: int) -> None:
+    """Of torch. Raises: ValueError naming a count that is not from 1 to `MOST_THREADS`."""
+    import torch
+
+    if not 1 <= count <= MOST_THREADS:
+        raise ValueError(f"--threads {count}: 1 to {MOST_THREADS} are possible")
+    torch.set_num_threads(count)
 
 
 def available_bytes(device: torch.device) -> int | None:

@@ -7,8 +7,6 @@ import inspect
 import json
 from pathlib import Path
 
-import torch
-
 from tinyds41.bench.decode import bench_decode
 from tinyds41.bench.engram import bench_engram
 from tinyds41.bench.flat import bench_flat
@@ -18,6 +16,7 @@ from tinyds41.bench.prefill import bench_prefill
 from tinyds41.bench.replay import bench_replay
 from tinyds41.bench.sessions import bench_sessions
 from tinyds41.bench.store import bench_store
+from tinyds41.memory import set_threads
 
 BENCHES = {
     "decode": bench_decode, "engram": bench_engram, "flat": bench_flat, "forward": bench_forward,
@@ -44,10 +43,9 @@ def _contexts(text: str) -> tuple[int, ...]:
 
 
 def run(args: argparse.Namespace) -> int:
-    for name in ("threads", "rounds"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name}={getattr(args, name)}: at least 1 is needed")
-    torch.set_num_threads(args.threads)
+    if args.rounds < 1:
+        raise ValueError(f"--rounds={args.rounds}: at least 1 is needed")
+    set_threads(args.threads)
     options = {name: value for name in ("peer", "contexts", "rows") if (value := getattr(args, name)) is not None}
     for name in options:
         if name not in inspect.signature(BENCHES[args.name]).parameters:

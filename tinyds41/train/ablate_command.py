@@ -5,13 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import torch
-
+from tinyds41.memory import set_threads
 from tinyds41.tables import aligned
 from tinyds41.train.ablate import ablate
 from tinyds41.train.ablations import ABLATIONS
-
-MOST_THREADS = 1024  # far more of them than a machine can start would end the process without a word
 
 
 def add_parser(subparsers) -> None:
@@ -26,9 +23,7 @@ def add_parser(subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if not 1 <= args.threads <= MOST_THREADS:
-        raise ValueError(f"--threads {args.threads}: 1 to {MOST_THREADS} are possible")
-    torch.set_num_threads(args.threads)
+    set_threads(args.threads)
     path = args.out or Path("runs", "ablate", f"{args.name}.json")
     content = ablate(args.name, path, args.seeds, steps=args.steps)
     names = list(dict.fromkeys(key for numbers in content["summary"].values() for key in numbers))
