@@ -70,6 +70,7 @@ assert per_row == heads * flash.head_dim * 2 * 2  # a score and a sum, each a pr
 # %% [markdown]
 # A FLOP is one multiplication or addition, *raw* if all count alike. At a million tokens attention would be more than a
 # hundred times the work of all matrices. All windows together take 2.7 MB and a fiftieth of that work, at any length.
+# (Scales belong to rounding to 8 bits: lesson 06.)
 
 # %% [markdown]
 # > **Correction.** Popular accounts say that attention's cache grows with the square of the context. It grows linearly:
@@ -342,8 +343,9 @@ print("missing: " + ", ".join(f"window {size} {limit[size] - part[size]:.3f}" fo
 assert part[8] > part[4] + 0.15 > part[2] + 0.25 and limit[16] - part[16] > 0.02
 
 # %% [markdown]
-# **A second miss.** In windows of twice the trained size and more, answers are missing that the border allows, most of
-# them from 12 on. At 16 every distance here lies before the border, and still the far answers fade.
+# **A second miss.** In windows of 12 and 16 answers are missing that the border allows. At 16 every distance here lies
+# before the border, and still the far answers fade. (Below zero: more were right than that. Behind the border the toy
+# is right somewhat more often than by chance. With so few texts that may be luck.)
 #
 # A suspect: four times as many fillers in the window, each with a small weight. How much is that together, where there
 # is nothing to find?
@@ -405,7 +407,7 @@ assert mean(curves["uncut"], range(13, 49)) > 0.9 and mean(curves["no entries"],
 # Entries answer at every distance asked, after 70 steps instead of 120. Without them this toy is worse than the first
 # one even where windows reach: it never had to pass a note on.
 #
-# **A third miss:** here the windows are worth next to nothing. One note is easily found among entries. The figure does
+# **A third miss:** here the windows are worth little. One note is easily found among entries. The figure does
 # not show what neighbours are worth in text, where lesson 00 cut the window and lost.
 
 # %% [markdown]

@@ -38,6 +38,7 @@ from tinyds41.course.lesson_07 import (
 from tinyds41.show.distance_plots import plot_by_distance
 from tinyds41.show.resume_plot import plot_resume
 from tinyds41.train.corpus import Corpus, documents
+from tinyds41.train.examples import example_record
 from tinyds41.train.note import Note, note_config
 from tinyds41.train.replay_distance import divergence
 from tinyds41.train.tasks import needle_config
@@ -115,6 +116,7 @@ first = ds.Session(model)
 first.prefill(play[:192])
 written = first.save(store)
 print(f"{written:,} bytes written for 192 tokens")
+assert round(example_record("text")["held_out"]["loss"]) == 4  # nats, asked for below
 
 # %%
 W = model.config.sliding_window
@@ -126,8 +128,9 @@ print(second.resumed)
 assert second.resumed.replayed == W == 32 and second.resumed.found == 192
 
 # %% [markdown]
-# Of 232 tokens, the first 192 were found. The picture counts tokens. It does not show time: to read a stored row is
-# less work than to compute it, and encoder and decoder are half of the layers each.
+# Of 232 tokens, the first 192 were found; their windows were not kept, so they come from a replay. The picture counts
+# tokens. It does not show time: to read a stored row is less work than to compute it, and encoder and decoder are half
+# of the layers each.
 #
 # In `flash` $W$ is 128: of a hit of a million tokens, 128 run again.
 
@@ -204,9 +207,9 @@ print(f"{reader.resumed}\n{for_windows} + {for_decoder} tokens again; the same b
 assert same and reader.resumed.replayed == for_windows + for_decoder < 480
 
 # %% [markdown]
-# **Guess first:** with 32 tokens run again instead of some hundred: by how much do the probabilities of the next token
-# change? We measure the KL divergence (lesson 03) of the resumed prediction from that of a prompt read anew (`cold`).
-# 0 is equal; the toy's loss is about 4 nats. Is the divergence about a tenth of a nat, a hundredth, less than a
+# **Guess first:** with 32 tokens run again instead of a hundred and more: by how much do the probabilities of the next
+# token change? We measure the KL divergence (lesson 03) of the resumed prediction from that of a prompt read anew. 0 is
+# equal; the toy's loss is about 4 nats. Is the divergence about a tenth of a nat, a hundredth, less than a
 # thousandth? And with *no* token run again?
 #
 # Is the error larger or smaller when few *new* tokens follow the hit?
@@ -215,8 +218,8 @@ assert same and reader.resumed.replayed == for_windows + for_decoder < 480
 # ## The knob
 #
 # `replay` may also be a number of tokens. Texts of 304 tokens are found in the store; 8, 32 or 64 new ones follow. We
-# give each number of replayed tokens to three passages of the held-out play. `cold` is exact; a resumed prompt also has
-# its decoder on the last $W$ tokens only. What that costs without any store we print last.
+# give each number of replayed tokens to three passages of the held-out play. A prompt read anew is exact; a resumed
+# one also has its decoder on the last $W$ tokens only. What that costs without any store we print last.
 
 # %%
 passages = [play[start : start + 400] for start in range(0, 1800, 600)]
@@ -224,6 +227,8 @@ for passage in passages:
     writer = ds.Session(model)
     writer.prefill(passage[:304])
     writer.save(store)
+read_anew = {(new, int(passage[0])): ds.Session(model).prefill(passage[: 304 + new])
+             for new in (8, 32, 64) for passage in passages}  # fmt: skip
 
 
 def far(replay, new):
@@ -232,12 +237,10 @@ def far(replay, new):
     for passage in passages:
         store.windows.clear()
         prompt, reader = passage[: 304 + new], ds.Session(model)
-        total += divergence(cold[new, int(passage[0])], reader.resume(prompt, store, replay=replay))
+        total += divergence(read_anew[new, int(passage[0])], reader.resume(prompt, store, replay=replay))
     return total / len(passages)
 
 # %%
-cold = {(new, int(passage[0])): ds.Session(model).prefill(passage[: 304 + new])
-        for new in (8, 32, 64) for passage in passages}  # fmt: skip
 tokens = (0, 8, 16, 32, 64)
 curves = {f"{new} new": {replay: far(replay, new) for replay in tokens} for new in (32, 64, 8)}
 ax = plot_by_distance(curves, title="Resumed against read anew, held-out text", ylabel="KL, nats (log scale)",
@@ -247,7 +250,7 @@ ax = plot_by_distance(curves, title="Resumed against read anew, held-out text", 
 for name, curve in curves.items():
     print(f"{name:6}: " + ", ".join(f"{replay} again {curve[replay]:.1e}" for replay in tokens))
 shortcut = [divergence(logits, ds.Session(model).prefill(passage[: 304 + new], mode="bounded"))
-            for passage in passages for new in (8, 32, 64) for logits in [cold[new, int(passage[0])]]]  # fmt: skip
+            for passage in passages for new in (8, 32, 64) for logits in [read_anew[new, int(passage[0])]]]  # fmt: skip
 print(f"no store, decoder on {W}: {sum(shortcut) / len(shortcut):.1e}")
 assert curves["32 new"][0] > 10 * curves["32 new"][32] and max(c[0] for c in curves.values()) < 0.001
 assert curves["8 new"][32] > 10 * max(curves["32 new"][32], sum(shortcut) / len(shortcut))
@@ -349,12 +352,12 @@ print(f"bytes kept: {kept}; the encoder's windows, once a turn, would add {windo
 assert kept == [kept[0] * turn for turn in range(1, 7)] and tokens_run == [96] + [96 + W] * 5
 
 # %% [markdown]
-# After the first, each turn costs its own tokens and $W$ more. Nothing is added to the bytes per token of lesson 01;
-# the pool of candidates (lesson 05) is never stored; a decoded token costs what it always does.
+# After the first, each turn costs its own tokens and $W$ more. Windows would nearly double the bytes that each turn
+# keeps. Nothing is added to the bytes per token of lesson 01; the pool of candidates (lesson 05) is never stored; a
+# decoded token costs what it always does.
 #
-# Would it be *faster* to read windows from disk? It may be: `tinyds41 bench replay` measures that on your machine. What
-# one surely saves is room on disks and writing to them: V4 wrote windows twice a turn, whether they were read again or
-# not.
+# Would it be *faster* to read windows from disk? `tinyds41 bench replay` measures that on your machine. What one surely
+# saves is room and writing: V4 wrote windows twice a turn, whether they were read again or not.
 
 # %% [markdown]
 # ## Exercise 1

@@ -34,7 +34,7 @@ from tinyds41.cost.traffic import DecodeTraffic
 from tinyds41.course.exercises import refuses
 from tinyds41.course.lesson_10 import check_bytes, check_opening, check_shared
 from tinyds41.formats import ENGRAM
-from tinyds41.infer import engram_host, host_table
+from tinyds41.infer import engram_host, host_layout, host_table, host_writer
 from tinyds41.model.engram import multipliers, table_primes
 from tinyds41.show.accuracy_plot import Curve, plot_accuracy
 from tinyds41.show.cost_plots import plot_parameters
@@ -524,7 +524,8 @@ assert change == 0 and held[0] - held[1] == 4 * reader.table.n_rows * reader.tab
 
 # %% [markdown]
 # Now the first table of `flash`, 101 GB. We write one token's rows into an otherwise empty file: what was never written
-# takes no room on the disk. (Random ids stand for a text; the released tokenizer is not here.)
+# takes no room on the disk. (A file system that would fill the file up is refused: then let `TMPDIR` name a folder
+# elsewhere. Random ids stand for a text; the released tokenizer is not here.)
 #
 # **Guess first:** a disk hands out *pages* of 4,096 bytes, never less. How many times what it needs does this token
 # fetch?
@@ -536,20 +537,20 @@ odd = multipliers(layer, flash.engram_compressed_vocab_size, flash.engram_max_ng
 wanted_rows = torch.tensor(addresses(text, 3, odd, table_primes(flash)[0], flash.engram_n_heads, pad))
 values = torch.randn(len(wanted_rows), flash.engram_head_dim)
 path = f"{folder.name}/released_size"
-with host_table.new_table(path, flash, 0) as writer:
+with host_writer.new_table(path, flash, 0) as writer:
     writer.scatter(wanted_rows, values)
 table = host_table.HostTable(path, flash, 0)
 assert torch.equal(table.take(wanted_rows), ENGRAM.fake_quant(values))
 
 # %% tags=["nbval-check-output"]
-first_byte = host_table.HEADER_BYTES + wanted_rows * table.row_bytes
+first_byte = host_layout.HEADER_BYTES + wanted_rows * table.row_bytes
 pages = torch.cat([first_byte, first_byte + table.row_bytes - 1]).div(4096, rounding_mode="floor").unique()
 needed, moved = table.row_bytes * len(wanted_rows), 4096 * len(pages)
 small = table.stored_bytes < 1e6
 print(f"a file of {table.apparent_bytes / 1e9:.0f} GB, less than a megabyte of it on the disk: {small}")
 print(f"{len(wanted_rows)} rows of {table.row_bytes} bytes on {len(pages)} pages: {needed:,} bytes needed, {moved:,}"
       f" fetched, {moved / needed:.1f} times as many")
-assert moved / needed > 15 and table.apparent_bytes == host_table.HEADER_BYTES + flash.engram_num_embeddings[0] * row
+assert moved / needed > 15 and table.apparent_bytes == host_layout.HEADER_BYTES + flash.engram_num_embeddings[0] * row
 
 # %% [markdown]
 # Each row lies somewhere else: a hash scatters neighbours. So from a disk a token fetches many times what it needs, in

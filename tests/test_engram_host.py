@@ -9,17 +9,19 @@ import weakref
 import pytest
 import torch
 from folders import nano_model, tokenizer_model
-from host_tables import LARGE, moved, random_table, reads, require_sparse_files
+from host_tables import FLASH, LARGE, moved, random_table, reads, require_sparse_files
 from models import NANO, PAD, random_ids, scattered, traced
 from sessions import SHORT, without_engram
 
 import tinyds41 as ds
 from tinyds41.formats import ENGRAM
 from tinyds41.infer import engram_host
+from tinyds41.infer import host_rows as host_rows_module
 from tinyds41.infer.engram_host import engram_to_host, host_rows, load_on_host, open_host_rows, table_file
 from tinyds41.infer.generate import generate_ids
 from tinyds41.infer.host_rows import HostRows
-from tinyds41.infer.host_table import new_table
+from tinyds41.infer.host_table import HostTable
+from tinyds41.infer.host_writer import new_table
 from tinyds41.model.engram import Engram, hash_rows
 from tinyds41.model.transformer import Model
 from tinyds41.train.losses import cross_entropy
@@ -77,6 +79,44 @@ def test_generated_tokens_are_the_same(tmp_path, model):
     ids = random_ids(2, 5)
     host = moved(model, tmp_path)
     assert generate_ids(host, ids, max_new_tokens=6, seed=1) == generate_ids(model, ids, max_new_tokens=6, seed=1)
+
+
+def test_text_is_continued_alike(tmp_path):
+    """By a tokenizer whose ids are not those that Engram hashes; one prompt, two of other lengths, one token."""
+    model = ds.example("text")
+    host = moved(model, tmp_path)
+    for prompt in ("To be, or not", ["Enter the king.", "O"]):
+        here, there = (ds.generate(one, prompt, max_new_tokens=8, seed=1) for one in (model, host))
+        assert here == there
+    assert reads(host).rows > 0
+    with pytest.raises(ValueError, match=r"engram_layer_ids=\[\]"):
+        engram_to_host(ds.example("facts"), tmp_path / "facts")
+
+
+def test_odd_ids_are_read_alike(tmp_path, model):
+    """One token, the last ids of the vocabulary, ids that do not lie in a row; no ids at all are refused alike."""
+    host = moved(model, tmp_path)
+    last = model.config.vocab_size - 1
+    for ids in (torch.tensor([[5]]), torch.full((2, 6), last), random_ids(5, 3).t(), random_ids(2, 9)[:, ::2]):
+        assert torch.equal(host(ids), model(ids))
+    for one in (host, model):
+        with pytest.raises(ValueError, match=r"ids have shape \(1, 0\)"):
+            one(torch.zeros(1, 0, dtype=torch.long))
+
+
+def test_two_models_read_the_same_files(tmp_path):
+    """Also after a third one's tables took their names."""
+    ds.save(nano_model(), tmp_path / "model")
+    both, ids = [load_on_host(tmp_path / "model", tmp_path / "tables") for _ in range(2)], random_ids(2, 7)
+    sessions, expected = [ds.Session(one) for one in both], ds.Session(nano_model())
+    for step in (lambda s: s.prefill(ids, chunk=3), lambda s: s.decode([5, 6])):
+        logits = step(expected)
+        assert all(torch.equal(step(session), logits) for session in sessions)
+    other = nano_model()
+    other.layers[1].engram.embed.weight.data.neg_()
+    engram_to_host(other, tmp_path / "tables")
+    logits = expected.decode([7, 8])
+    assert all(torch.equal(session.decode([7, 8]), logits) for session in sessions)
 
 
 def test_the_addresses_that_a_table_is_asked_for_look_back_within_their_row(tmp_path, monkeypatch):
@@ -174,6 +214,14 @@ def test_a_variant_shares_the_files(tmp_path, model):
 # ---- folders ----
 
 
+def test_a_whole_table_is_decoded_in_pieces(tmp_path, monkeypatch):
+    table, weight = random_table(tmp_path / "t")
+    taken, take = [], HostTable.take
+    monkeypatch.setattr(HostTable, "take", lambda self, index: taken.append(len(index)) or take(self, index))
+    monkeypatch.setattr(host_rows_module, "CHUNK_ROWS", 100)
+    assert torch.equal(HostRows(table).weight, ENGRAM.fake_quant(weight)) and taken == [100, 56]
+
+
 @pytest.mark.parametrize("quantize", [False, True])
 def test_a_model_on_the_host_is_saved_with_its_tables(tmp_path, quantize):
     model = nano_model()
@@ -215,15 +263,25 @@ def test_a_tokenizer_comes_with_the_folder(tmp_path):
     assert torch.equal(load_on_host(tmp_path / "model", tmp_path / "tables")(ids), model(ids))
 
 
-def test_tables_of_another_training_are_refused(tmp_path):
-    """E5: same config, same sizes, other numbers."""
+@pytest.mark.parametrize(("row", "pieces_of"), [(0, 40), (303, 40), (200, 1 << 16)])
+def test_tables_of_another_training_are_refused(tmp_path, monkeypatch, row, pieces_of):
+    """E5: same config, same sizes, other numbers. In a table of a single piece one row is enough, wherever it lies."""
     model = nano_model()
     ds.save(model, tmp_path / "model")
     with torch.no_grad():
-        model.layers[3].engram.embed.weight[303] += 1
+        model.layers[3].engram.embed.weight[row] += 1
     engram_to_host(model, tmp_path / "tables")
-    with pytest.raises(ValueError, match=r"layer_03.engram has the rows of another model: row 303 differs"):
+    monkeypatch.setattr(engram_host, "CHUNK_ROWS", pieces_of)
+    with pytest.raises(ValueError, match=rf"layer_03.engram has the rows of another model: row {row} differs"):
         load_on_host(tmp_path / "model", tmp_path / "tables")
+
+
+@pytest.mark.parametrize("n_rows", [2**25 + 4, 2**25 + 2, *FLASH.engram_num_embeddings])
+def test_compared_rows_of_a_long_table_reach_its_last_one(n_rows):
+    """Row numbers above 2^24 are no float32 numbers."""
+    pieces = engram_host._compared(n_rows)
+    assert pieces[0] == (0, 1) and pieces[-1] == (n_rows - 1, n_rows)
+    assert len(pieces) == engram_host.SAMPLED and pieces == sorted(set(pieces))
 
 
 # ---- refusals ----

@@ -87,6 +87,16 @@ def test_prefetched_equals_recomputed(tmp_path, rows, chunk):
     assert found.read_bytes == 33 * found.rows
 
 
+def test_addresses_that_do_not_lie_in_a_row_are_met_by_their_numbers(reader):
+    """Every second one of a tensor, and a turned one; and no rows at all."""
+    reader, weight = reader
+    for rows in (torch.arange(12).view(2, 6)[:, ::2], torch.arange(12).view(2, 6).t(), torch.empty(2, 0).long()):
+        reader.fetch(rows)
+        settle(reader)
+        assert torch.equal(reader(rows), weight[rows]) and not reader._waiting
+    assert (reader.reads.ready, reader.reads.rows) == (18, 18)
+
+
 def test_orders_are_met_in_any_order(reader):
     reader, weight = reader
     a, b, c = addresses(3, 4, 5), addresses(4, 3, 5), addresses(7, 8, 9)
@@ -271,6 +281,15 @@ def test_the_thread_ends_with_close(reader, gate):
     reader.fetch(addresses(3))
     assert torch.equal(reader(addresses(3)), weight[addresses(3)]) and not threads() and reader.reads.direct == 1
     reader.close()
+
+
+def test_a_reader_closed_while_rows_are_sent_for_gets_no_new_thread(reader, monkeypatch):
+    """Between the question whether to send and the sending: nobody would end that thread."""
+    reader, weight = reader
+    monkeypatch.setattr(reader, "wants", lambda n_rows: reader.close() is None)
+    reader.fetch(addresses(1, 2))
+    assert not threads() and not reader._waiting
+    assert torch.equal(reader(addresses(1, 2)), weight[addresses(1, 2)]) and reader.reads.direct == 2
 
 
 def test_the_thread_ends_with_the_model(tmp_path):

@@ -6,7 +6,6 @@ import json
 import mmap
 import os
 import re
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -15,12 +14,22 @@ from models import NANO
 
 from tinyds41 import few_codec
 from tinyds41.formats import ENGRAM
-from tinyds41.infer import host_table
-from tinyds41.infer.host_table import HEADER_BYTES, HostTable, new_table
+from tinyds41.infer import host_layout, host_table
+from tinyds41.infer.host_layout import HEADER_BYTES
+from tinyds41.infer.host_table import HostTable
+from tinyds41.infer.host_writer import new_table
 
-resource = pytest.importorskip("resource")
 ROWS, WIDTH = NANO.engram_num_embeddings[0], NANO.engram_head_dim
 ROW_BYTES = 33  # 32 codes of a byte and one scale
+
+
+def uses(path):
+    """How often this process has a file open or mapped."""
+    if not os.path.exists("/proc/self/maps"):
+        pytest.skip("the system does not tell which files are open")
+    names = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+    with open("/proc/self/maps") as maps:
+        return names.count(str(path)) + sum(line.rstrip().endswith(str(path)) for line in maps)
 
 
 def bits(x):
@@ -114,7 +123,7 @@ def test_the_table_of_another_config_is_refused(tmp_path, monkeypatch, changes, 
     random_table(tmp_path / "t")
     config = NANO.replace(**changes)
     if "engram_n_heads" in changes:  # as many rows for as many columns, but in another order
-        monkeypatch.setattr(host_table, "checked_primes", lambda *_: [])
+        monkeypatch.setattr(host_layout, "checked_primes", lambda *_: [])
     with pytest.raises(ValueError, match=rf"t is another table: it has .*{named}"):
         HostTable(tmp_path / "t", config, 0)
 
@@ -135,7 +144,7 @@ def test_sizes_that_are_not_those_of_the_primes_are_refused(tmp_path):
 
 
 def test_another_version_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(host_table, "VERSION", 2)
+    monkeypatch.setattr(host_layout, "VERSION", 2)
     random_table(tmp_path / "t")
     monkeypatch.undo()
     with pytest.raises(ValueError, match="version 2, needed 1"):
@@ -193,18 +202,11 @@ def test_a_table_that_the_config_has_not_is_refused(tmp_path, table):
         HostTable(tmp_path / "t", NANO, table)
 
 
-@pytest.mark.parametrize("index", [torch.tensor([1.5]), torch.tensor([True])])
+@pytest.mark.parametrize("index", [torch.tensor([1.5]), torch.tensor([True]), torch.tensor([1 + 2j])])
 def test_rows_are_numbered_by_whole_numbers(tmp_path, index):
     table, _ = random_table(tmp_path / "t")
     with pytest.raises(TypeError, match=f"whole numbers, got {index.dtype}"):
         table.take(index)
-
-
-@pytest.mark.parametrize("numbers", [[0, 1], [[0]], []])
-def test_single_rows_need_a_number_each(tmp_path, numbers):
-    with pytest.raises(ValueError, match="numbers of shape"), new_table(tmp_path / "t", NANO, 0) as writer:
-        writer.scatter(torch.tensor(numbers), torch.ones(1, WIDTH))
-    assert not (tmp_path / "t").exists()
 
 
 def test_a_closed_table_is_not_read(tmp_path):
@@ -212,6 +214,35 @@ def test_a_closed_table_is_not_read(tmp_path):
     table.close()
     with pytest.raises(ValueError, match="t is closed"):
         table.take(torch.tensor([0]))
+    for size in ("apparent_bytes", "stored_bytes"):
+        with pytest.raises(ValueError, match="t is closed"):
+            getattr(table, size)
+    with pytest.raises(ValueError, match="t is closed"):
+        table.verify()
+    table.close()
+
+
+def test_a_closed_table_holds_nothing_of_its_file(tmp_path):
+    """Neither the descriptor nor the mapping: a file that was deleted gives its room back."""
+    table, _ = random_table(tmp_path / "t")
+    before = uses(tmp_path / "t")
+    table.close()
+    assert before == 3 and uses(tmp_path / "t") == 0  # opened, mapped, and the mapping's own descriptor
+
+
+def test_what_is_being_read_when_a_table_is_closed_is_read_to_its_end(tmp_path, monkeypatch):
+    table, weight = random_table(tmp_path / "t")
+    monkeypatch.setattr(table, "_probe", lambda rows, numbers: table.close())
+    table.is_slow = True  # so that the descriptor is used once more
+    index = torch.arange(host_table.PROBE + 1)
+    assert torch.equal(table.take(index), ENGRAM.fake_quant(weight[index]))
+    assert uses(tmp_path / "t") == 0
+
+
+def test_a_table_is_verified_by_the_file_that_is_open(tmp_path):
+    table, _ = random_table(tmp_path / "t")
+    random_table(tmp_path / "t", seed=1)
+    table.verify()
 
 
 def test_flipped_rows_show_when_the_table_is_verified(tmp_path):
@@ -224,79 +255,7 @@ def test_flipped_rows_show_when_the_table_is_verified(tmp_path):
         table.verify()
 
 
-# ---- writing ----
-
-
-def test_rows_may_be_written_in_any_order(tmp_path):
-    """Rows never written are zeros; such a file has no digest."""
-    weight = torch.randn(ROWS, WIDTH)
-    with new_table(tmp_path / "t", NANO, 0) as writer:
-        writer.write(100, weight[100:103])
-        writer.scatter(torch.tensor([7, 155, 0]), weight[[7, 155, 0]])
-    table = HostTable(tmp_path / "t", NANO, 0)
-    written = [0, 7, 100, 101, 102, 155]
-    assert torch.equal(table.take(torch.tensor(written)), ENGRAM.fake_quant(weight[written]))
-    others = torch.tensor([row for row in range(ROWS) if row not in written])
-    assert not table.take(others).any()
-    with pytest.raises(ValueError, match="no digest"):
-        table.verify()
-
-
-def test_rows_that_do_not_fit_are_not_written(tmp_path):
-    for start, shape, error in ((155, (2, 32), IndexError), (-1, (1, 32), IndexError), (0, (1, 64), ValueError)):
-        match = r"rows -?\d+\.\.-?\d+ are not in a table of 156|rows of shape \(1, 64\)"
-        with pytest.raises(error, match=match), new_table(tmp_path / "t", NANO, 0) as writer:
-            writer.write(start, torch.zeros(shape))
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_table_written_in_pieces_is_the_same_file(tmp_path, monkeypatch):
-    _, weight = random_table(tmp_path / "whole")
-    monkeypatch.setattr(host_table, "CHUNK_ROWS", 7)
-    HostTable.create(tmp_path / "pieces", weight, NANO, 0).verify()
-    assert (tmp_path / "pieces").read_bytes() == (tmp_path / "whole").read_bytes()
-
-
-@contextmanager
-def files_no_longer_than(n_bytes):
-    """What a full disk does: the system refuses to write on."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-@pytest.mark.parametrize("room", [HEADER_BYTES - 1, HEADER_BYTES + 1000, HEADER_BYTES + ROWS * 33 - 1])
-def test_a_full_disk_leaves_what_was_there(tmp_path, room):
-    _, weight = random_table(tmp_path / "t")
-    before = (tmp_path / "t").read_bytes()
-    with files_no_longer_than(room), pytest.raises(OSError, match="large"):
-        HostTable.create(tmp_path / "t", weight + 1, NANO, 0)
-    assert [file.name for file in tmp_path.iterdir()] == ["t"] and (tmp_path / "t").read_bytes() == before
-
-
-def test_a_place_that_cannot_be_written_is_an_error(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="file"):
-        random_table(tmp_path / "file" / "t")
-    if os.geteuid():  # root may write anywhere
-        (tmp_path / "closed").mkdir(mode=0o500)
-        with pytest.raises(PermissionError):
-            random_table(tmp_path / "closed" / "t")
-
-
-def test_a_killed_writer_leaves_no_table(tmp_path):
-    """Only a hidden file, which the next writer does not stumble over."""
-    pid = os.fork()
-    if pid == 0:
-        with new_table(tmp_path / "t", NANO, 0) as writer:
-            writer._put(0, bytes(ROWS * ROW_BYTES))  # no torch: its threads are not in this process
-            os._exit(7)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-    assert not (tmp_path / "t").exists() and len(list(tmp_path.glob(".t.*.partial"))) == 1
-    assert random_table(tmp_path / "t")[0].take(torch.tensor([5])).any()
+# ---- two of a name ----
 
 
 def test_who_has_a_table_open_keeps_it_when_another_takes_its_name(tmp_path):

@@ -19,8 +19,9 @@ from tinyds41.bench.measure import circumstances
 from tinyds41.config import Config
 from tinyds41.infer import session
 from tinyds41.infer.engram_host import engram_to_host, host_rows, open_host_rows, table_file
-from tinyds41.infer.host_rows import RowReads, total
-from tinyds41.infer.host_table import new_table
+from tinyds41.infer.host_rows import HostRows, RowReads, total
+from tinyds41.infer.host_table import HostTable
+from tinyds41.infer.host_writer import new_table
 from tinyds41.infer.session import Session
 from tinyds41.model.context import Sequence
 from tinyds41.model.engram import Engram, identity_map
@@ -96,13 +97,15 @@ def addresses(config: Config, table: int, ids: Tensor) -> Tensor:
 
 def reopen(model: Model, *, ahead: bool = True, cold: bool = False) -> None:
     """Readers with new counts; `cold`: after the system was asked to forget the files."""
-    for layer, old in host_rows(model).items():
-        old.close()
-        old.table.close()
+    old = host_rows(model)
+    for reader in old.values():
+        reader.close()
+        reader.table.close()
         if cold:
-            page_cache.drop(old.table.path)
-        new = open_host_rows(old.table.path.parent, model.config, prefetch=ahead)
-        model.engrams[layer].read_from(new[layer])
+            page_cache.drop(reader.table.path)
+    for layer, reader in old.items():  # not before all are dropped: what is mapped is kept
+        table = HostTable(reader.table.path, model.config, model.config.engram_layer_ids.index(layer))
+        model.engrams[layer].read_from(HostRows(table, prefetch=ahead))
 
 
 def in_turns(contestants: Mapping[str, Callable[[], Run]], rounds: int) -> dict[str, Run]:

@@ -15,6 +15,8 @@ def drop(path: Path) -> bool:
     """Asks the system to forget what it keeps of a file; False where it cannot be asked.
 
     It keeps pages that a process has mapped, and may keep others: whether it obeyed shows in `disk_bytes`.
+
+    Raises: OSError for a file that cannot be opened.
     """
     if not hasattr(os, "posix_fadvise"):
         return False
@@ -28,7 +30,10 @@ def drop(path: Path) -> bool:
 
 
 def holds(path: Path) -> bool:
-    """Whether a file's first page would be served from memory, as far as the system tells."""
+    """Whether a file's first page would be served from memory; True where the system does not tell.
+
+    Raises: OSError for a file that cannot be opened.
+    """
     with path.open("rb") as file:
         try:
             os.preadv(file.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT)  # fails where it would have to wait

@@ -14,21 +14,25 @@ from tinyds41.checkpoint.headers import ModelFolder
 from tinyds41.checkpoint.read import load, stored_table
 from tinyds41.config import Config
 from tinyds41.formats import ENGRAM
+from tinyds41.infer.host_layout import CHUNK_ROWS
 from tinyds41.infer.host_rows import HostRows
-from tinyds41.infer.host_table import CHUNK_ROWS, HostTable, new_table
+from tinyds41.infer.host_table import HostTable
+from tinyds41.infer.host_writer import new_table
 from tinyds41.model.transformer import Model
 
-SAMPLED = 64  # rows of an existing table that are compared with the model's
+SAMPLED = 64  # rows of an existing table that are compared with the model's; of one that is a single piece all
 
 
 def engram_to_host(model: Model, folder: str | Path) -> dict[int, HostRows]:
     """Writes the model's tables into `folder`, frees them, and lets Engram read from there; results are the same bits.
 
     Rows are rounded to FP8 as the model rounds them, so a model with quantize_engram=False is refused. From then on
-    they are read-only: training moves everything else, as with a frozen table. Nothing changes when a table cannot be
-    written. Returned are the tables' readers by layer, with their counts.
+    they are read-only: training moves everything else, as with a frozen table. Files of the same names are replaced.
+    When a table cannot be written the model stays as it was; tables written before it stay in the folder.
+    Returned are the tables' readers by layer, with their counts.
 
-    Raises: ValueError for a model that reads unrounded rows, has no tables in memory, or no weights; OSError.
+    Raises: ValueError for a model that reads unrounded rows, has no tables in memory, or no weights; OSError as
+        `HostTable.create`.
     Source: spec 9.4. Lesson: 10.
     """
     config = model.config
@@ -54,8 +58,9 @@ def load_on_host(
 ) -> Model:  # fmt: skip
     """The model of a folder as `load` gives it, but its Engram tables are read from `tables_folder`, never from memory.
 
-    Tables that are not there yet are written first, piece by piece. Of those that are some rows are compared with the
-    model's, since another model may have the same config. `options` are those of `load`.
+    Tables that are not there yet are written first, piece by piece. Those that are there are compared with the model's,
+    since another model may have the same config: small ones row by row, of large ones 64 rows. `options` are those of
+    `load`.
 
     Raises: ValueError for tables of another model or config; OSError; and as `load`.
     Source: spec 9.4. Lesson: 10.
@@ -64,7 +69,7 @@ def load_on_host(
     config = config if layers is None else first_layers(config, layers)
     for layer in config.engram_layer_ids:
         with stored_table(model_folder, layer, dtype=dtype, layers=layers) as stored:
-            prepare = _compare_some if table_file(tables_folder, layer).exists() else _write
+            prepare = _compare if table_file(tables_folder, layer).exists() else _write
             prepare(table_file(tables_folder, layer), stored, config, config.engram_layer_ids.index(layer))
     readers = open_host_rows(tables_folder, config)
     return load(model_folder, dtype=dtype, layers=layers, engram=readers, **options)
@@ -88,13 +93,24 @@ def table_file(folder: str | Path, layer: int) -> Path:
 
 def _write(path: Path, stored: Callable[[int, int], Tensor], config: Config, table: int) -> None:
     n_rows = config.engram_num_embeddings[table]
-    with new_table(path, config, table) as writer:
+    with new_table(path, config, table, whole=True) as writer:
         for start in range(0, n_rows, CHUNK_ROWS):
             writer.write(start, stored(start, min(start + CHUNK_ROWS, n_rows)))
 
 
-def _compare_some(path: Path, stored: Callable[[int, int], Tensor], config: Config, table: int) -> None:
+def _compare(path: Path, stored: Callable[[int, int], Tensor], config: Config, table: int) -> None:
+    """Raises: ValueError naming the first row found that is another than the model's."""
     host = HostTable(path, config, table)
-    for row in torch.linspace(0, host.n_rows - 1, SAMPLED).long().unique().tolist():
-        if ENGRAM.encode(stored(row, row + 1)).numpy().tobytes() != host.packed(torch.tensor([row])).tobytes():
+    for start, stop in _compared(host.n_rows):
+        expected = ENGRAM.encode(stored(start, stop)).numpy()
+        differs = (expected != host.packed(torch.arange(start, stop))).any(-1)
+        if differs.any():
+            row = start + int(differs.argmax())
             raise ValueError(f"{path} has the rows of another model: row {row} differs from the model folder's")
+
+
+def _compared(n_rows: int) -> list[tuple[int, int]]:
+    """Where the pieces begin and end that are compared: to read all of a large table would take too long."""
+    if n_rows <= CHUNK_ROWS:
+        return [(0, n_rows)]
+    return [(row, row + 1) for row in torch.linspace(0, n_rows - 1, SAMPLED, dtype=torch.float64).long().tolist()]

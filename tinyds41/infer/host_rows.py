@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tinyds41.infer.host_layout import CHUNK_ROWS
 from tinyds41.infer.host_table import HostTable
 from tinyds41.memory import require_bytes
 
@@ -94,9 +95,11 @@ class HostRows(nn.Module):
             return
         started = time.perf_counter()
         self._check_process()
+        rows = rows.detach().cpu()
         with self._lock:
-            if not any(order.is_for(rows) for order in self._waiting):
-                self._send(rows.detach().cpu().clone())  # a copy: the caller may write into its own
+            # Asked again: `close` may have come in between, and nobody would end another thread.
+            if self.prefetch and not any(order.is_for(rows) for order in self._waiting):
+                self._send(rows.clone())  # a copy: the caller may write into its own
             while len(self._waiting) > MOST_WAITING:
                 self._give_up(self._waiting.pop(0))
             self.reads.send_seconds += time.perf_counter() - started
@@ -108,7 +111,7 @@ class HostRows(nn.Module):
             self._waiting.append(_Order(rows, self._thread.submit(_timed_take, self.table, rows)))
 
     def forward(self, rows: Tensor) -> Tensor:
-        started = time.perf_counter()
+        started, rows = time.perf_counter(), rows.detach().cpu()
         order = self._collect(rows)
         kind, read = ("direct", None) if order is None else order.outcome()
         values, seconds = (self.table.take(rows), None) if read is None else read
@@ -146,10 +149,13 @@ class HostRows(nn.Module):
             self.reads = RowReads()
 
     def close(self) -> None:
-        """Ends the thread, once what it reads is read. From here on rows are read when asked for."""
-        self.prefetch = False
+        """Ends the thread, once what it reads is read. From here on rows are read when asked for.
+
+        The table stays open: copies and variants of a model read from it too.
+        """
         self._check_process()
         with self._lock:
+            self.prefetch = False
             thread, self._thread = self._thread, None
             while self._waiting:
                 self._give_up(self._waiting.pop())
@@ -163,10 +169,17 @@ class HostRows(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The whole table, decoded, for who saves it. Raises: MemoryError where it cannot fit."""
+        """The whole table, decoded, for who saves it.
+
+        Shapes: float32 [rows, width]. Raises: MemoryError where it cannot fit; ValueError as `HostTable.take`.
+        """
         n_rows, width = self.num_embeddings, self.embedding_dim
         require_bytes(4 * n_rows * width, torch.device("cpu"), f"a table of {n_rows:,} rows of {width}")
-        return self.table.take(torch.arange(n_rows))
+        whole = torch.empty(n_rows, width)
+        for start in range(0, n_rows, CHUNK_ROWS):  # at once, the packed rows and the numbers would need room as well
+            piece = whole[start : start + CHUNK_ROWS]
+            piece.copy_(self.table.take(torch.arange(start, start + len(piece))))
+        return whole
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HostRows:
         """A copied model reads the same file, which nobody writes to, by a thread of its own."""
@@ -181,7 +194,7 @@ class _Order:
     read: Future[tuple[Tensor, float]]
 
     def is_for(self, rows: Tensor) -> bool:
-        return self.rows.shape == rows.shape and torch.equal(self.rows, rows.cpu())
+        return self.rows.shape == rows.shape and torch.equal(self.rows, rows)
 
     def outcome(self) -> tuple[str, tuple[Tensor, float] | None]:
         """How the order stood when it was called for, and what was read; waits for a reading that has begun."""
