@@ -52,6 +52,18 @@ def test_the_figures_that_the_page_shows_are_there_with_their_numbers(docs):
     assert lines[:2] == ["variant,seed,held_out_loss", "encoder-decoder,0,4.0"] and len(lines) == 5
 
 
+def test_a_variant_without_a_pool_has_no_place_over_its_mass(tmp_path):
+    (tmp_path / "results").mkdir()
+    pool = content("pool", "long-needle", right=[0.5, 0.7], mass_in_pool=[0.1, 0.2])
+    for row in pool["rows"][2:]:
+        del row["mass_in_pool"]
+    (tmp_path / "results" / "ablate_pool.json").write_text(json.dumps({**pool, "summary": summary(pool["rows"])}))
+    module.main(["--docs", str(tmp_path)])
+    lines = (tmp_path / "figures" / "ablation_pool_mass.csv").read_text().splitlines()
+    assert lines == ["variant,seed,mass_in_pool,right", "1 of 63 blocks,0,0.1,0.5", "1 of 63 blocks,1,0.2,0.7"]
+    assert "| 4 of 63 blocks | 1.600 ± 0.141 |  |" in (tmp_path / "ablations.md").read_text()
+
+
 def test_without_any_result_it_says_what_makes_one(tmp_path):
     with pytest.raises(FileNotFoundError, match="tinyds41 ablate NAME"):
         module.main(["--docs", str(tmp_path)])

@@ -62,10 +62,11 @@ def draw(name: str, content: dict[str, Any], folder: Path) -> None:
                 folder, f"ablation_{name}", _columns(content["rows"], ("variant", "seed", shown)))  # fmt: skip
     if name in WITH_MASS:
         mass = "mass_in_selection" if name == "top-k" else "mass_in_pool"
-        points = {variant: [(row[mass], row["right"]) for row in content["rows"] if row["variant"] == variant]
-                  for variant in variants}  # fmt: skip
+        measured = [row for row in content["rows"] if mass in row]  # a pool that holds every block is none
+        points = {variant: [(row[mass], row["right"]) for row in measured if row["variant"] == variant]
+                  for variant in dict.fromkeys(row["variant"] for row in measured)}  # fmt: skip
         ax = plot_right_by_mass(points, quantity=f"{COLUMNS[mass][0]}, share", title=f"Ablation: {name}")
-        save_figure(ax, folder, f"ablation_{name}_mass", _columns(content["rows"], ("variant", "seed", mass, "right")))
+        save_figure(ax, folder, f"ablation_{name}_mass", _columns(measured, ("variant", "seed", mass, "right")))
     plt.close("all")
 
 
