@@ -11,8 +11,8 @@
 # %% [markdown]
 # # Why should a matrix and a table not take the same kind of step?
 #
-# **Lesson 12, optimisers by role.** 35 minutes to read, about a minute to run on one CPU thread, no GPU. Before it:
-# lesson 05 (its task) and lesson 09 (experts).
+# **Lesson 12, optimisers by role.** 35 minutes to read, about a minute to run on one CPU thread, no GPU. It builds on
+# lesson 05 (the task) and lesson 09 (experts).
 #
 # Afterwards you can
 # 1. orthogonalise a momentum by hand, and say for which weights that makes sense;
@@ -55,7 +55,7 @@ _ = torch.manual_seed(0)
 
 # %% tags=["nbval-check-output"]
 text = ds.example("text")
-corpus = Corpus.from_texts(text.tokenizer, documents("plays", "train"))
+corpus = Corpus.from_texts(text.tokenizer, documents("plays", "held_out"))
 ids = corpus.batch(0, 8, 64, 0).ids
 F.cross_entropy(text(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()).backward()
 layer = text.layers[4]
@@ -163,7 +163,7 @@ assert sum(row.numbers for row in roles) == sum(p.numel() for p in flash.paramet
 
 # %% [markdown]
 # *Tables* are token embedding, output head and Engram (lesson 10): a row per token or n-gram. They get *balanced
-# momentum*, which comes below. Norms and scales are lists of single numbers with no directions: AdamW is right for
+# momentum*, which comes below. Norms and scales are lists of single numbers with no directions: AdamW has
 # them. Gate biases follow the experts' load and have no gradient (lesson 09). Engram's rows, seldom read, get five
 # times the rate (`lr factor`).
 #
@@ -241,6 +241,7 @@ ax = plot_loss_by_rate(by_rate, model=f"the toy, {STEPS} steps")
 # %% [markdown]
 # **The surprise.** At low rates AdamW is far ahead. Whoever compares at one rate of 0.005 or 0.01 throws the report's
 # optimisers away. They go on where AdamW turns: at 0.04 they have solved the task, and AdamW has not at any rate.
+# (Their curve still falls at the edge; we stop here.)
 #
 # So "the same rate" was not fair. Each has to be judged at *its own* best. Is that luck of one seed? Another one:
 
@@ -301,8 +302,8 @@ print("\n".join(f"{name:35}{loss:.2f}" for name, loss in halves.items()))
 assert halves["Muon, tables by AdamW"] < 0.2 < halves["balanced tables, matrices by AdamW"]
 
 # %% [markdown]
-# Muon earns all of it here. **A miss:** balanced momentum brings nothing that this toy could show. Its 52 rows are all
-# read in every step; the tables of `flash` have rows that wait long. We come back to them.
+# Muon earns all of it here. **A miss:** balanced momentum brings nothing that this toy could show. All but four of its
+# 52 rows are read in every step; the tables of `flash` have rows that wait long. We come back to them.
 
 # %% [markdown]
 # ## Turn the knob
@@ -364,10 +365,10 @@ def plain(model, rate):
 # %%
 without = {rate: teach(plain, rate)[0] for rate in (0.02, 0.04)}
 print("without orthogonalisation:", {rate: round(loss, 2) for rate, loss in without.items()})
-assert min(without.values()) > 0.5 > 0.2 > ours[0.04]
+assert min(without.values()) > min(adam.values()) + 0.2 and ours[0.04] < 0.2
 
 # %% [markdown]
-# **It hurts.** Most is lost at both rates, though each step is exactly as long as before. The direction makes the
+# **It hurts.** Both are far behind AdamW at its best, though each step is as long as Muon's. The direction makes the
 # difference, not the length.
 #
 # ## Heads and experts: each alone
@@ -426,9 +427,9 @@ assert update_rms(in_one(loud(example, "heads")), 2)[1] < 0.03
 # %% [markdown]
 # ## Tables: rows that are seldom read
 #
-# The output head of the text toy has a row per token. Frequent tokens get long gradients, rare ones short ones.
+# The output head of the text toy has a row per token. Tokens of the batch get long gradients, all others short ones.
 # **Balanced momentum** brings rows to length 1, then columns, then rows, eleven times in all, as Sinkhorn did with
-# mixing matrices in lesson 08. Rows of less than a thousandth of the mean length count as not read and stay 0.
+# mixing matrices in lesson 08. Rows of at most a thousandth of the mean length count as not read and become 0.
 
 # %%
 def balance(table):
@@ -447,8 +448,11 @@ lengths = {"gradient": table.norm(dim=1) / table.norm(dim=1).mean(), "balanced":
 ax = plot_ranked({name: values.tolist() for name, values in lengths.items()}, what="rows of the output head",
                  ylabel="length, in means", model="the text toy")  # fmt: skip
 columns = [matrix.norm(dim=0) for matrix in (table, mine)]
+said = torch.zeros(len(table), dtype=torch.bool).index_fill(0, ids[:, 1:].unique(), True)
+ratio = (lengths["gradient"][said].mean() / lengths["gradient"][~said].mean()).item()
+print(f"rows of tokens in the batch are {ratio:.0f} times as long as the others; balanced, all are alike")
 print("longest column to shortest: before {:.2f}, after {:.2f}".format(*(c.max() / c.min() for c in columns)))
-assert lengths["gradient"].max() > 100 * lengths["gradient"].min() and (lengths["balanced"] - 1).abs().max() < 1e-3
+assert ratio > 3 and (lengths["balanced"] - 1).abs().max() < 1e-3
 
 # %% [markdown]
 # Every row moves equally far, however rare its token. Is that what we want?
@@ -479,8 +483,8 @@ assert sum(once["balanced"].values()) > 3 * sum(once["AdamW"].values())
 
 # %% [markdown]
 # About a hundred steps at *full* length, in the direction of a single reading. The momentum shrinks, but balancing
-# lifts it to length 1 until it falls below a thousandth of the mean. AdamW lets it fade. (How many steps it is depends on the
-# gradients of the others.)
+# lifts it to length 1 until it falls below a thousandth of the mean. AdamW lets it fade. (How many steps it is
+# depends on the gradients of the others.)
 #
 # This follows from the rule as the report gives it; whether it harms a model with millions of seldom-read rows, our
 # toys do not say.
@@ -515,8 +519,9 @@ print(f"flash, float32: AdamW {8 * total / 1e12:.2f} TB, the report's {(8 * tota
 assert 7.9 < per_weight["AdamW"] < 8.1 and 4 < per_weight["the report's"] < 4.1
 
 # %% [markdown]
-# Half. (Moments in float32 are our assumption.) Then the work. Ten iterations on a matrix of $n \times k$ are products
-# as those of a token's way through it: forward and back again cost 6 FLOPs per weight and token.
+# Half. (Moments in float32 are our assumption.) Then the work. One step of the iteration on an $n \times k$ matrix is
+# three products, $4 n^2 k + 2 n^3$ FLOPs. A token's way through the same matrix, forward and back again, takes 6 FLOPs
+# per weight. So how many tokens' ways are ten steps?
 
 # %%
 def worth(n, k):
@@ -614,7 +619,7 @@ assert refuses(check_by_heads, lambda gradient, n_heads: 0.18 * direction(gradie
 #
 # - Muon makes all directions of a matrix equally loud, by ten steps of products; heads and experts each alone.
 # - At equal rates AdamW was ahead where rates were low, far behind at its rival's best. Compare each at its own best.
-# - The toy needed directions: with steps of the same length, not orthogonalised, nearly all was lost. It did not need
+# - The toy needed directions: with steps of the same length, not orthogonalised, most was lost. It did not need
 #   exactness, balanced tables, or heads alone.
 # - One moment instead of two halves what training keeps.
 
@@ -627,6 +632,6 @@ assert refuses(check_by_heads, lambda gradient, n_heads: 0.18 * direction(gradie
 #
 # 1. Muon 用十步矩阵乘法让动量矩阵的所有方向一样响；每个头、每个专家各自单独做。
 # 2. 同一学习率下：低学习率时 AdamW 领先，高学习率时报告的优化器解决了任务；应各取最佳学习率再比。
-# 3. 步长相同但不做正交化，收益几乎全部消失；三步与十步却一样好。
+# 3. 步长相同但不做正交化，比 AdamW 还差；三步与十步却一样好。
 # 4. 行列均衡动量让稀有行与常见行走得一样远；只读过一次的行会继续走上百步。
 # 5. 每个权重只存一个动量，优化器的内存比 AdamW 少一半；推理时不花任何代价。
