@@ -55,11 +55,13 @@ def test_a_decoder_alone_prefills_with_all_but_its_last_layer():
     assert halves == [4, 7]
 
 
-def test_a_row_is_one_training_and_its_numbers(small):
+def test_a_row_is_one_training_and_its_numbers(small, monkeypatch):
     row = one_row(SMALL, SMALL.variants[1], seed=1)
     assert 0 <= row["right"] <= 1 and row["bytes_per_token"] == 0 and row["parameters"] > 1000
     assert row == one_row(SMALL, SMALL.variants[1], seed=1) | {"seconds": row["seconds"]}
-    assert one_row(SMALL, SMALL.variants[1], seed=2)["right"] != row["right"]
+    seeds, train = [], module.train
+    monkeypatch.setattr(module, "train", lambda *a, **k: seeds.append(a[2].seed) or train(*a, **k))
+    assert one_row(SMALL, SMALL.variants[1], seed=2)["right"] != row["right"] and seeds == [2]
 
 
 def test_finished_rows_stay_when_a_run_stops_and_are_not_trained_again(small, tmp_path, monkeypatch):

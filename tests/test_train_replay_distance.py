@@ -17,8 +17,8 @@ from tinyds41.train.tasks import TEST_STEP, needle_config
 
 
 def test_divergence_is_that_of_the_distributions():
-    p, q = torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([[0.25, 0.5, 0.25]])
-    expected = 0.5 * math.log(2) + 0.25 * math.log(0.5)
+    p, q = torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([[0.125, 0.625, 0.25]])
+    expected = 0.5 * math.log(4) + 0.25 * math.log(0.4)
     assert divergence(p.log(), q.log() + 3) == pytest.approx(expected, abs=1e-6)
     assert divergence(p.log(), p.log()) == pytest.approx(0, abs=1e-9)
 
