@@ -52,7 +52,7 @@ def test_the_figures_that_the_page_shows_are_there_with_their_numbers(docs):
     assert lines[:2] == ["variant,seed,held_out_loss", "encoder-decoder,0,4.0"] and len(lines) == 5
 
 
-def test_a_variant_without_a_pool_has_no_place_over_its_mass(tmp_path):
+def test_a_variant_whose_queries_left_nothing_out_has_no_place_over_its_mass(tmp_path):
     (tmp_path / "results").mkdir()
     pool = content("pool", "long-needle", right=[0.5, 0.7], mass_in_pool=[0.1, 0.2])
     for row in pool["rows"][2:]:

@@ -116,6 +116,8 @@ def test_means_and_spreads_are_those_of_the_rows():
     rows = [{"variant": "a", "seed": s, "loss": loss} for s, loss in ((0, 1.0), (1, 3.0))]
     assert summary([*rows, {"variant": "b", "seed": 0, "loss": 5.0}]) == {
         "a": {"loss": {"mean": 2.0, "spread": pytest.approx(2**0.5)}}, "b": {"loss": {"mean": 5.0, "spread": 0.0}}}
+    late = [{"variant": "a", "seed": 0}, {"variant": "a", "seed": 1, "mass": 0.5}]
+    assert summary(late) == {"a": {"mass": {"mean": 0.5, "spread": 0.0}}}
 
 
 def test_a_file_of_another_recipe_is_not_continued(small, tmp_path, monkeypatch):

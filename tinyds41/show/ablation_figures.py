@@ -62,7 +62,7 @@ def draw(name: str, content: dict[str, Any], folder: Path) -> None:
                 folder, f"ablation_{name}", _columns(content["rows"], ("variant", "seed", shown)))  # fmt: skip
     if name in WITH_MASS:
         mass = "mass_in_selection" if name == "top-k" else "mass_in_pool"
-        measured = [row for row in content["rows"] if mass in row]  # a pool that holds every block is none
+        measured = [row for row in content["rows"] if mass in row]  # of some runs no query had to leave anything out
         points = {variant: [(row[mass], row["right"]) for row in measured if row["variant"] == variant]
                   for variant in dict.fromkeys(row["variant"] for row in measured)}  # fmt: skip
         ax = plot_right_by_mass(points, quantity=f"{COLUMNS[mass][0]}, share", title=f"Ablation: {name}")

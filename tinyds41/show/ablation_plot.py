@@ -62,10 +62,11 @@ def plot_right_by_mass(
         means[name] = (sum(masses) / len(pairs), sum(right) / len(pairs))
     ax.plot(*zip(*means.values(), strict=True), color=style.palette.orange, marker="s", markersize=style.font / 2.2)
     ax.margins(x=0.2, y=0.2)
+    boxed = {"facecolor": style.palette.paper, "edgecolor": "none", "pad": 1}  # readable where the line passes behind
     for i, (name, place) in enumerate(means.items()):
         below = (-1) ** i  # neighbours stand on different sides of the line
         ax.annotate(name, place, xytext=(0, below * 1.1 * style.font), textcoords="offset points", ha="center",
-                    va="bottom" if below > 0 else "top", color=style.palette.orange)  # fmt: skip
+                    va="bottom" if below > 0 else "top", color=style.palette.orange, bbox=boxed)  # fmt: skip
     ax.set(xlabel=quantity, ylabel="right answers, share")
     ax.set_title(title)
     return ax

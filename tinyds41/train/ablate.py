@@ -119,7 +119,8 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, dict[str, flo
     found: dict[str, dict[str, dict[str, float]]] = {}
     for variant in dict.fromkeys(row["variant"] for row in rows):
         own = [row for row in rows if row["variant"] == variant]
-        found[variant] = {key: _spread([row[key] for row in own if key in row]) for key in own[0] if key not in KEYS}
+        measured = dict.fromkeys(key for row in own for key in row if key not in KEYS)  # a seed may lack one
+        found[variant] = {key: _spread([row[key] for row in own if key in row]) for key in measured}
     return found
 
 
