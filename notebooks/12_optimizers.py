@@ -69,11 +69,13 @@ query = layer.attn.wq_b.weight.grad
 assert len(torch.linalg.svdvals(query)) == 64
 
 # %% [markdown]
-# A handful. A step along this gradient changes the matrix in a few directions and leaves the others nearly as they are.
+# Very few; in the shared expert there are more. A step along such a gradient changes the matrix in a few directions and
+# leaves the others nearly as they are.
 #
 # *AdamW*, the usual optimiser, gives every single number a step of its own size: it divides a mean of gradients by the
 # root of a mean of their squares. It does not know that the numbers form a matrix. **Muon** does.
-#
+
+# %% [markdown]
 # ## One picture and one equation
 #
 # Muon keeps the directions and makes all of them equally loud: it sets every singular value to 1.
@@ -391,8 +393,8 @@ spread = update_rms(in_one(experts), 4)
 assert max(spread) > 1.5 * min(spread)
 
 # %% [markdown]
-# Alone, each moves by 0.18. Together, the experts share what there is: the one that moves least gets less than half of
-# what the first of them gets. The heads of this model are about equally loud.
+# Alone, each moves by 0.18. Together, the experts share what there is: one moves less than half as far as another.
+# The heads of this model are about equally loud.
 #
 # Now an extreme case: in our small toy the gradient of the first head is made 1,024 times as loud, for the whole
 # training.
