@@ -12,7 +12,8 @@ from tinyds41.train.task_rows import KeyedWords, as_batch, blank_rows, check_cou
 
 
 def test_words_lie_side_by_side_behind_the_special_ones():
-    words = KeyedWords(n_keys=3, n_values=5, n_fillers=7)
+    words = KeyedWords()
+    words.n_keys, words.n_values, words.n_fillers = 3, 5, 7
     assert (words.first_key, words.first_value, words.first_filler, words.vocab_size) == (4, 7, 12, 19)
 
 

@@ -24,9 +24,12 @@ class Dialogue(KeyedWords):
     Shapes: ids are special 0..3, two marks, keys, values and fillers.
     """
 
+    n_keys: int = 16
+    n_values: int = 16
     n_turns: int = 4
     n_told: int = 2
     n_asked: int = 2
+    n_fillers: int = 16
 
     def __post_init__(self) -> None:
         check_counts(self, "n_keys", "n_values", "n_turns", "n_told", "n_asked", "n_fillers")

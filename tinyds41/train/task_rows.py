@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,15 @@ from tinyds41.train.losses import IGNORED
 N_SPECIAL = 4  # ids that a tokenizer would need, never drawn here
 
 
-@dataclass(frozen=True, kw_only=True)
 class KeyedWords:
-    """The words of a task that asks for what a row told: keys, values and fillers, in this order."""
+    """The words of a task that asks for what a row told: keys, values and fillers, in this order.
 
-    n_keys: int = 16
-    n_values: int = 16
-    n_fillers: int = 16
+    A task has the fields n_keys, n_values and n_fillers: their order among its own is that in which records name them.
+    """
+
+    n_keys: int
+    n_values: int
+    n_fillers: int
 
     @property
     def first_key(self) -> int:

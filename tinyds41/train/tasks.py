@@ -28,7 +28,10 @@ class Needle(KeyedWords):
     Shapes: ids are special 0..3, then keys, values and fillers.
     """
 
+    n_keys: int = 16
+    n_values: int = 16
     n_facts: int = 8
+    n_fillers: int = 16
 
     def __post_init__(self) -> None:
         check_counts(self, "n_keys", "n_values", "n_facts", "n_fillers")
