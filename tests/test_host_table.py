@@ -239,18 +239,27 @@ def test_what_is_being_read_when_a_table_is_closed_is_read_to_its_end(tmp_path, 
     assert uses(tmp_path / "t") == 0
 
 
+def flip_last_byte(path):
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)[0]
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last ^ 0x11]))
+
+
 def test_a_table_is_verified_by_the_file_that_is_open(tmp_path):
     table, _ = random_table(tmp_path / "t")
-    random_table(tmp_path / "t", seed=1)
+    later, _ = random_table(tmp_path / "t", seed=1)
+    flip_last_byte(tmp_path / "t")
+    with pytest.raises(ValueError, match="is damaged"):
+        later.verify()
     table.verify()
 
 
 def test_flipped_rows_show_when_the_table_is_verified(tmp_path):
     table, _ = random_table(tmp_path / "t")
     table.verify()
-    with (tmp_path / "t").open("r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        file.write(b"\x77")
+    flip_last_byte(tmp_path / "t")
     with pytest.raises(ValueError, match=r"damaged: its rows have digest \w{64}, written was \w{64}"):
         table.verify()
 

@@ -377,7 +377,7 @@ def test_a_failed_save_keeps_the_snapshot_before_and_leaves_no_rubbish(tmp_path,
     def fail(*args):
         raise OSError("disk full")
 
-    monkeypatch.setattr("tinyds41.train.whole_file.os.replace", fail)
+    monkeypatch.setattr("tinyds41.whole_file.os.replace", fail)
     with pytest.raises(OSError, match="disk full"):
         train(model, text(), QUICK, steps=2, folder=tmp_path, progress=False)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["log.jsonl", "snapshot.safetensors"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tinyds41.train.whole_file import whole_file, write_whole
+from tinyds41.whole_file import whole_file, write_whole
 
 
 def test_a_text_takes_its_name_once_it_is_whole_in_folders_that_are_made(tmp_path):
@@ -35,8 +35,8 @@ def test_a_folder_of_that_name_is_refused_before_anything_is_written(tmp_path):
 def test_it_is_on_the_disk_before_it_has_the_name(tmp_path, monkeypatch):
     """A power cut may otherwise leave an empty file where a good one was."""
     done = []
-    monkeypatch.setattr("tinyds41.train.whole_file.os.fsync", lambda number: done.append("flushed"))
+    monkeypatch.setattr("tinyds41.whole_file.os.fsync", lambda number: done.append("flushed"))
     replace = __import__("os").replace
-    monkeypatch.setattr("tinyds41.train.whole_file.os.replace", lambda *names: done.append("named") or replace(*names))
+    monkeypatch.setattr("tinyds41.whole_file.os.replace", lambda *names: done.append("named") or replace(*names))
     write_whole(tmp_path / "x", "text")
     assert done == ["flushed", "named"]

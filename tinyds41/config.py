@@ -13,6 +13,7 @@ from typing import Any
 
 from tinyds41.config_rules import as_tuple, check_config
 from tinyds41.plan import Plan, derive_plan
+from tinyds41.whole_file import write_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +163,8 @@ class Config:
         return text if outer is None else {**outer, "text_config": text}
 
     def to_json(self, path: str | Path) -> None:
-        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+        """Raises: OSError where the file cannot be written; one that was there stays."""
+        write_whole(Path(path), json.dumps(self.to_dict(), indent=1) + "\n")
 
 
 def preset_names() -> list[str]:

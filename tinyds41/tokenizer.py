@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +12,8 @@ import tokenizers
 import torch
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor
+
+from tinyds41.whole_file import write_whole
 
 SPECIAL_TOKENS = ("<bos>", "<eos>", "<pad>", "<noise>")
 BOS, EOS, PAD, NOISE = range(4)
@@ -71,11 +72,7 @@ class Tokenizer:
     def save(self, path: str | Path) -> Path:
         """Write tokenizer.json into the folder `path` (or to `path` itself if it ends in .json)."""
         file = tokenizer_file(path)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        # A crash halfway must not leave half a tokenizer under the real name.
-        partial = file.with_name(f".{file.name}.{os.getpid()}")
-        partial.write_text(self.backend.to_str(pretty=True) + "\n", encoding="utf-8")
-        os.replace(partial, file)
+        write_whole(file, self.backend.to_str(pretty=True) + "\n")
         return file
 
     @property

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from tinyds41.tables import aligned
+from tinyds41.whole_file import write_whole
 
 
 def alternate(contestants: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
@@ -80,8 +81,7 @@ def _processor() -> str | None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(content, indent=1) + "\n")
 
 
 def table(rows: list[Mapping[str, Any]]) -> str:

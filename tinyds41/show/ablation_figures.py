@@ -16,6 +16,7 @@ import matplotlib.pyplot as plt
 from tinyds41.show.ablation_plot import plot_ablation, plot_right_by_mass
 from tinyds41.show.save import save_figure
 from tinyds41.train.ablations import ABLATIONS
+from tinyds41.whole_file import write_whole
 
 # Heading of each column, and how its numbers are printed. What a summary has beyond these depends on the machine or is
 # the same in all rows.
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise FileNotFoundError(f"{docs} has no results/ablate_NAME.json: `tinyds41 ablate NAME --out ...` makes one")
     for name, content in contents.items():
         draw(name, content, docs / "figures")
-    (docs / "ablations.md").write_text("\n".join([HEAD, *map(section, contents.values())]), encoding="utf-8")
+    write_whole(docs / "ablations.md", "\n".join([HEAD, *map(section, contents.values())]))
 
 
 def draw(name: str, content: dict[str, Any], folder: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullLocator
 
+from tinyds41.show.setting_plots import draw_marked
 from tinyds41.show.style import Style, label_right, new_axes, require_data, require_numbers, require_places, styled
 
 
@@ -69,18 +70,12 @@ def plot_loss_by_rate(
              (palette.purple, "-.", "v")]  # fmt: skip
     rates = sorted({rate for curve in losses.values() for rate in curve})
     ax.set_xscale("log", base=2)
-    labels = []
-    for (name, curve), (colour, line, marker) in zip(losses.items(), itertools.cycle(looks)):
-        places = sorted(curve)
-        ax.plot(places, [curve[rate] for rate in places], color=colour, linestyle=line, marker=marker,
-                markersize=style.font / 1.8, clip_on=False, zorder=3)  # fmt: skip
-        labels.append((curve[places[-1]], f"  {name}, best {min(curve.values()):.2f}", colour))
     # From 0, which no loss is below: what is left to learn is the height.
     ax.set(ylim=(0, 1.08 * max(loss for curve in losses.values() for loss in curve.values()) or 1))
     ax.set_xlim((rates[0], rates[-1]) if len(rates) > 1 else (rates[0] / 2, rates[0] * 2))
     ax.set_xticks(rates, [f"{rate:g}" for rate in rates])
     ax.xaxis.set_minor_locator(NullLocator())
     ax.set(xlabel="learning rate at its peak (log scale)", ylabel="loss, nats per token")
-    label_right(ax, labels)
+    draw_marked(style, ax, losses, looks, lambda name, curve: f"  {name}, best {min(curve.values()):.2f}")
     ax.set_title(f"Loss by learning rate: {model}")
     return ax

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
@@ -79,18 +80,29 @@ def plot_quality_by_setting(
     ax.axvline(trained, color=palette.muted, linestyle="--", linewidth=0.8)
     ax.annotate(f"trained with {trained}", (trained, 1.02), xycoords=("data", "axes fraction"), ha="center",
                 color=palette.muted, fontsize="small")  # fmt: skip
-    labels = []
-    for (quantity, curve), (colour, line, marker) in zip(values.items(), itertools.cycle(looks)):
-        places = sorted(curve)
-        ax.plot(places, [curve[place] for place in places], color=colour, linestyle=line, marker=marker,
-                markersize=style.font / 1.8, clip_on=False, zorder=3)  # fmt: skip
-        labels.append((curve[places[-1]], f"  {quantity} {curve[places[-1]]:.2f}", colour))
-    label_right(ax, labels)
+    draw_marked(style, ax, values, looks, lambda quantity, curve: f"  {quantity} {curve[max(curve)]:.2f}")
     ax.set_xticks(settings, [f"{value:,}" for value in settings])
     ax.xaxis.set_minor_locator(NullLocator())
     ax.set(xlabel=f"{setting} while evaluating (log scale)", ylabel=ylabel)
     ax.set_title(f"{setting} of {model}, changed after training", pad=2.2 * style.font)
     return ax
+
+
+def draw_marked(
+    style: Style, ax: Axes, curves: Mapping[str, Mapping[Any, float]], looks: Sequence[tuple[str, str, str]],
+    label: Callable[[str, Mapping[Any, float]], str],
+) -> None:  # fmt: skip
+    """Curves with a mark at each value, and at their right end what `label` says of (name, curve).
+
+    looks: colour, line and mark, taken in turns.
+    """
+    labels = []
+    for (name, curve), (colour, line, marker) in zip(curves.items(), itertools.cycle(looks)):
+        places = sorted(curve)
+        ax.plot(places, [curve[place] for place in places], color=colour, linestyle=line, marker=marker,
+                markersize=style.font / 1.8, clip_on=False, zorder=3)  # fmt: skip
+        labels.append((curve[places[-1]], label(name, curve), colour))
+    label_right(ax, labels)
 
 
 def _check_curve(quantity: str, curve: Mapping[int, float], trained: int) -> None:

@@ -22,7 +22,7 @@ from tinyds41.train.replay_distance import replay_distances
 from tinyds41.train.run_options import Subject, TaskSubject, TextSubject
 from tinyds41.train.train_config import TrainConfig
 from tinyds41.train.trainer import train
-from tinyds41.train.whole_file import write_whole
+from tinyds41.whole_file import write_whole
 
 TEXTS = ["plays", "jargon"]
 KEYS = ("variant", "seed", "trained_for")  # all else in a row is a number

@@ -25,6 +25,7 @@ from tinyds41.train.corpus import Corpus, documents
 from tinyds41.train.evaluate import evaluate
 from tinyds41.train.fit_tokenizer import TRAINED_ON, bytes_per_token, fit
 from tinyds41.train.trainer import train
+from tinyds41.whole_file import write_whole
 
 SIZES = (1024, 2048, 4096)
 HELD_OUT = "plays"
@@ -76,8 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     content = {"name": "vocabulary", "date": datetime.date.today().isoformat(), "device": "cpu",
                "threads": torch.get_num_threads(), "seed": args.seed, "rows": rows}  # fmt: skip
     if args.out is not None:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_whole(args.out, json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from typing import Any
 
 from tinyds41.tokenizer import FILE_NAME, Tokenizer
 from tinyds41.train.corpus import MANIFEST, data_folder, documents
+from tinyds41.whole_file import write_whole
 
 TRAINED_ON = ("plays", "jargon")
 MEASURED_ON = ("plays", "jargon", "devil")
@@ -42,7 +43,7 @@ def enter_in_manifest(folder: Path, files: Sequence[Path], description: str) -> 
     made = [_entry(folder, file, description) for file in files]
     names = {entry["file"] for entry in made}
     content["files"] = [other for other in content["files"] if other["file"] not in names] + made
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(content, indent=2) + "\n")
 
 
 def _entry(folder: Path, file: Path, description: str) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from tinyds41.train.fit_tokenizer import TRAINED_ON, enter_in_manifest
 from tinyds41.train.history import History
 from tinyds41.train.task_examples import recipe
 from tinyds41.train.trainer import train
+from tinyds41.whole_file import write_whole
 
 HELD_OUT = "plays"
 ASKED = 100  # rows of a task
@@ -52,7 +53,7 @@ def make(name: str, steps: int, out: Path, *, seed: int = 0, max_tokens: int | N
         "trained_on": trained_on, "steps": history.step, "tokens": history.step * history.tokens_per_step,
         "threads": torch.get_num_threads(), "torch": torch.__version__, **measured,
     }  # fmt: skip
-    (out / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_whole(out / RECORD, json.dumps(record, indent=1) + "\n")
     return record
 
 

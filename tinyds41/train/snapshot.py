@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tinyds41.train.whole_file import whole_file
+from tinyds41.whole_file import whole_file
 
 FILE_NAME = "snapshot.safetensors"
 

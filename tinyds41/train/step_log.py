@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tinyds41.train.whole_file import write_whole
+from tinyds41.whole_file import write_whole
 
 FILE_NAME = "log.jsonl"
 BOARD_FOLDER = "tensorboard"

@@ -28,7 +28,7 @@ from tinyds41.train.fit_tokenizer import TRAINED_ON
 from tinyds41.train.optim import OPTIMIZERS
 from tinyds41.train.train_config import TrainConfig
 from tinyds41.train.trainer import train
-from tinyds41.train.whole_file import write_whole
+from tinyds41.whole_file import write_whole
 
 RATES = (1e-3, 2e-3, 4e-3)
 HELD_OUT = "plays"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tinyds41.tokenizer import BOS, EOS, Tokenizer
 from tinyds41.train.corpus import documents
-from tinyds41.train.whole_file import whole_file
+from tinyds41.whole_file import whole_file
 
 FORMAT, VERSION = "tinyds41 tokens", 1
 HEADER_BYTES = 4096  # JSON, filled up with spaces and ended by a line end: `head -n 1` shows it

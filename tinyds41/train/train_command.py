@@ -17,7 +17,7 @@ from tinyds41.train.corpus import data_folder
 from tinyds41.train.run_options import Subject, TaskSubject, TextSubject
 from tinyds41.train.train_config import TrainConfig
 from tinyds41.train.trainer import train
-from tinyds41.train.whole_file import write_whole
+from tinyds41.whole_file import write_whole
 
 RESULT = "result.json"
 KINDS = {"int": int, "float": float, "str": str}  # of options; what is true or false has two

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tinyds41.train.optim import BIAS_STEP, OPTIMIZERS
-from tinyds41.train.whole_file import write_whole
+from tinyds41.whole_file import write_whole
 
 # What numbers of a TrainConfig may be; all others are finite and at least 0.
 COUNTS = ("steps", "batch_size", "length", "accumulate", "indexer_queries")  # at least 1
