@@ -42,7 +42,7 @@ class BalancedMomentum(Momentum):
 
     Shapes: parameters [rows, columns], one row per id.
     Raises: ValueError naming another shape.
-    Source: spec 11.
+    Source: spec 11. Lesson: 12.
     """
 
     def __init__(self, params: ParamsT, lr: float):

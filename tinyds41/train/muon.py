@@ -22,7 +22,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
 
     Newton-Schulz, in the dtype given. Zeros stay zeros.
 
-    Shapes: [n, rows, columns] -> the same. Source: spec 11 (V4's hybrid coefficients).
+    Shapes: [n, rows, columns] -> the same. Source: spec 11 (V4's hybrid coefficients). Lesson: 12.
     """
     tall = matrices.shape[-2] > matrices.shape[-1]
     X = matrices.mT if tall else matrices

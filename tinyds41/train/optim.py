@@ -72,7 +72,7 @@ class ByRole(torch.optim.Optimizer):
     group has its `role`, its `names` and the `lr_factor` that the schedule multiplies the rate with.
 
     Raises: ValueError naming a parameter without a role.
-    Source: spec 11.
+    Source: spec 11. Lesson: 12.
     """
 
     def __init__(self, model: Model, learning_rate: float):

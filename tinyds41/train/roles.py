@@ -113,7 +113,7 @@ def parameter_roles(model: Model) -> ParameterRoles:
     """Role, optimiser, count and size of all parameters, each in exactly one row; works on the meta device.
 
     Raises: ValueError naming a parameter without a role.
-    Source: spec 11.
+    Source: spec 11. Lesson: 12.
     """
     return ParameterRoles(_rows(model))
 
