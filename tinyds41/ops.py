@@ -37,12 +37,14 @@ ATTEND_ELEMENTS = 1 << 21
 class Window:
     """The rows around each query: the last S rows belong to the S queries, in order.
 
-    Shapes: rows P+S rows of C; first [B,S] first row each query may see (it also sees all up to its own).
+    Shapes: rows P+S rows of C; first and last [B,S] the first and last row each query may see. Without `last` that
+        is its own row. Queries that see behind themselves must all lie within one window.
     """
 
     rows: Rows
     first: Tensor
     size: int  # W, an upper bound of what a query sees
+    last: Tensor | None = None
 
 
 def attend(

@@ -1,4 +1,4 @@
-"""One token id from logits."""
+"""One token id from logits, or the probabilities it is drawn from."""
 
 from __future__ import annotations
 
@@ -31,18 +31,28 @@ def sample(
 
     Raises: FloatingPointError for logits that are not finite.
     """
+    probabilities = chances(logits, temperature, top_k, top_p)
+    return int(probabilities.argmax() if temperature == 0 else probabilities.multinomial(1, generator=generator))
+
+
+def chances(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None) -> Tensor:
+    """The probabilities that `sample` draws from; 1 for one id at temperature 0. Shapes: [V] -> float64 [V].
+
+    Raises: FloatingPointError for logits that are not finite.
+    """
     logits = logits.double()
     if not logits.isfinite().all():
         raise FloatingPointError("the model gives logits that are not finite: there is no token to choose")
     if temperature == 0:
-        return int(select_top(logits, 1))
+        return torch.zeros_like(logits).scatter(0, select_top(logits, 1), 1.0)
     if top_k is not None and top_k < logits.shape[0]:
         kept = select_top(logits, top_k)
         logits = torch.full_like(logits, -torch.inf).scatter(0, kept, logits[kept])
     probabilities = ((logits - logits.max()) / temperature).softmax(-1)
     if top_p is not None:
         probabilities = probabilities * likeliest(probabilities, top_p)
-    return int(torch.multinomial(probabilities, 1, generator=generator))
+        probabilities = probabilities / probabilities.sum()
+    return probabilities
 
 
 def likeliest(probabilities: Tensor, top_p: float) -> Tensor:
