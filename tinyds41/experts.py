@@ -25,11 +25,7 @@ def experts(x: Tensor, index: Tensor, weight: Tensor, w1: Tensor, w2: Tensor, w3
     if are_few(len(x), x):  # sorting the visits would take longer than their products
         return few_tokens.experts(x, index, weight, w1, w2, w3, limit)
     order, counts = _by_expert(index, w1.shape[0])
-    parts = x.index_select(0, order // index.shape[1]).split(counts.tolist())
-    # unbind, not w1[e]: the gradient of each w1[e] is an array of zeros as large as all experts.
-    matrices = zip(w1.unbind(), w2.unbind(), w3.unbind(), strict=True)
-    outputs = [swiglu(part, *of_expert, limit) for part, of_expert in zip(parts, matrices, strict=True) if len(part)]
-    return _back_to_tokens(torch.cat(outputs), order, weight)
+    return apply(_Experts, x, weight, order, counts.tolist(), w1, w2, w3, limit)
 
 
 def experts_grouped(
@@ -57,10 +53,78 @@ def _by_expert(index: Tensor, n_experts: int) -> tuple[Tensor, Tensor]:
 
 
 def _back_to_tokens(outputs: Tensor, order: Tensor, weight: Tensor) -> Tensor:
-    """Weighs the visits and sums those of a token: no atomics, the same sum on every run. Shapes: -> [n,D]."""
-    weighted_nD = at_least_fp32(outputs) * weight.flatten()[order].unsqueeze(-1)
-    back = torch.empty_like(order).index_put_((order,), torch.arange(order.shape[0], device=order.device))
-    return weighted_nD.index_select(0, back).unflatten(0, weight.shape).sum(1)
+    """Weighs the visits and sums those of a token. Shapes: -> [n,D]."""
+    weighted_mD = at_least_fp32(outputs) * weight.flatten()[order].unsqueeze(-1)
+    return _sum_of_visits(weighted_mD, _inverse(order), weight.shape)
+
+
+def _sum_of_visits(visits_mD: Tensor, back: Tensor, shape: torch.Size) -> Tensor:
+    """No atomics: the same sum on every run. Shapes: visits sorted by expert [n*A,D] -> [n,D]."""
+    return visits_mD.index_select(0, back).unflatten(0, shape).sum(1)
+
+
+def _inverse(order: Tensor) -> Tensor:
+    return torch.empty_like(order).index_put_((order,), torch.arange(order.shape[0], device=order.device))
+
+
+class _Experts(torch.autograd.Function):
+    """All visits of all experts: only the products go expert by expert.
+
+    Autograd would put together the experts' gradients from as many arrays, and add up by address what a permutation
+    moves. Differs: as `_SwiGLU`.
+
+    Shapes: x [n,D], weight [n,A], order [n*A], w1 and w3 [E,F,D], w2 [E,D,F] -> [n,D] in at least fp32.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, order: Tensor, counts: list[int], w1, w2, w3, limit) -> Tensor:
+        x, w1, w2, w3 = (_in_autocast(tensor) for tensor in (x, w1, w2, w3))
+        visits_mD = x.index_select(0, order // weight.shape[1])
+        gate_mF = at_least_fp32(_products(visits_mD, counts, w1.mT)).clamp_(max=limit)
+        up_mF = at_least_fp32(_products(visits_mD, counts, w3.mT)).clamp_(-limit, limit)
+        outputs_mD = _products(F.silu(gate_mF).mul_(up_mF).to(x.dtype), counts, w2.mT)
+        ctx.counts, ctx.limit = counts, limit
+        ctx.save_for_backward(visits_mD, weight, order, w1, w2, w3, gate_mF, up_mF)
+        return _back_to_tokens(outputs_mD, order, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple:
+        visits_mD, weight, order, w1, w2, w3, gate_mF, up_mF = ctx.saved_tensors
+        dtype, counts, back = visits_mD.dtype, ctx.counts, _inverse(order)
+        given_mD = grads[0].to(dtype).index_select(0, order // weight.shape[1])
+        factor_m1 = weight.flatten()[order].unsqueeze(-1)
+        to_hidden_mF = at_least_fp32(_products(given_mD, counts, w2))
+        hidden_mF, to_gate_mF, to_up_mF = _gate_gradients(gate_mF, up_mF, to_hidden_mF * factor_m1, ctx.limit)
+        # A weight's gradient is the output times what is given: w2 hidden . given = hidden . (given w2).
+        to_weight = (to_hidden_mF * hidden_mF).sum(-1).index_select(0, back).view(weight.shape).to(weight.dtype)
+        to_gate_mF, to_up_mF = to_gate_mF.to(dtype), to_up_mF.to(dtype)
+        to_w1, to_w3 = (_outer_products(to_mF, visits_mD, counts) for to_mF in (to_gate_mF, to_up_mF))
+        to_w2 = _outer_products(given_mD, (hidden_mF * factor_m1).to(dtype), counts)
+        to_visits_mD = _products(to_gate_mF, counts, w1).add_(_products(to_up_mF, counts, w3))
+        return _sum_of_visits(to_visits_mD, back, weight.shape), to_weight, None, None, to_w1, to_w2, to_w3, None
+
+
+def _in_autocast(x: Tensor) -> Tensor:
+    """In the type that autocast asks for: it does not see products into given memory."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) and x.dtype != torch.float64 else x
+
+
+def _products(rows_mX: Tensor, counts: list[int], matrices_EXY: Tensor) -> Tensor:
+    """Each expert's rows times its matrix. Shapes: -> [m,Y]."""
+    out_mY = rows_mX.new_empty(rows_mX.shape[0], matrices_EXY.shape[2])
+    for rows, matrix, out in zip(rows_mX.split(counts), matrices_EXY.unbind(), out_mY.split(counts), strict=True):
+        torch.mm(rows, matrix, out=out)
+    return out_mY
+
+
+def _outer_products(left_mX: Tensor, right_mY: Tensor, counts: list[int]) -> Tensor:
+    """The sum of left times right over each expert's rows. Shapes: -> [E,X,Y]."""
+    out_EXY = left_mX.new_empty(len(counts), left_mX.shape[1], right_mY.shape[1])
+    for left, right, out in zip(left_mX.split(counts), right_mY.split(counts), out_EXY.unbind(), strict=True):
+        torch.mm(left.mT, right, out=out)
+    return out_EXY
 
 
 def swiglu(x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor, limit: float) -> Tensor:
@@ -92,13 +156,18 @@ class _SwiGLU(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple:
         x, w1, w2, w3, gate, up = ctx.saved_tensors
         grad = grads[0].to(x.dtype)  # under autocast it is narrower than what was saved
-        share = gate.sigmoid()
-        silu = gate * share
-        to_w2 = grad.mT @ (silu * up).to(x.dtype)
-        to_hidden = at_least_fp32(grad @ w2)
-        # silu'(a) = s + a s (1 - s), s = sigmoid(a); where a clamp holds the value, nothing flows.
-        slope = torch.addcmul(share, silu, 1 - share).mul_(gate < ctx.limit)
-        to_gate = slope.mul_(to_hidden).mul_(up).to(x.dtype)
-        to_up = to_hidden.mul_(silu).mul_(up.abs() < ctx.limit).to(x.dtype)
+        hidden, to_gate, to_up = _gate_gradients(gate, up, at_least_fp32(grad @ w2), ctx.limit)
+        to_gate, to_up = to_gate.to(x.dtype), to_up.to(x.dtype)
         to_x = torch.addmm(to_gate @ w1, to_up, w3)
-        return to_x, to_gate.mT @ x, to_w2, to_up.mT @ x, None
+        return to_x, to_gate.mT @ x, grad.mT @ hidden.to(x.dtype), to_up.mT @ x, None
+
+
+def _gate_gradients(gate: Tensor, up: Tensor, to_hidden: Tensor, limit: float) -> tuple[Tensor, Tensor, Tensor]:
+    """silu(gate) up, and what its gradient gives to gate and up. Shapes: all [n,F]."""
+    share = gate.sigmoid()
+    silu = gate * share
+    # silu'(a) = s + a s (1 - s), s = sigmoid(a); where a clamp holds the value, nothing flows.
+    slope = torch.addcmul(share, silu, 1 - share).mul_(gate < limit)
+    to_gate = slope.mul_(to_hidden).mul_(up)
+    to_up = (to_hidden * silu).mul_(up.abs() < limit)
+    return silu.mul_(up), to_gate, to_up

@@ -153,15 +153,21 @@ class _Attend(torch.autograd.Function):
         scores_BSHw = scores_BSHw.sub_(delta_BSH.unsqueeze(-1)).mul_(near_BSHw)
         scores_BbXw, near_BbXw = (_in_bands(x.to(dtype), band_BbwC) for x in (scores_BSHw, near_BSHw))
         # Keys and values are the same rows.
-        to_band_BbwC = scores_BbXw.mT @ q_BbXC + near_BbXw.mT @ given_BbXC
+        to_band_BbwC = _sum_of_products(scores_BbXw.mT, q_BbXC, near_BbXw.mT, given_BbXC)
         to_q_BSHC, to_chosen_BSKC = _by_query(scores_BbXw @ band_BbwC, q_BSHC), None
         if chosen_BSKC is not None:
             scores_BSHK = at_least_fp32(given_BSHC @ chosen_BSKC.mT).sub_(delta_BSH.unsqueeze(-1)).mul_(far_BSHK)
             scores_BSHK = scores_BSHK.to(dtype)
-            to_chosen_BSKC = scores_BSHK.mT @ q_BSHC + far_BSHK.to(dtype).mT @ given_BSHC
+            to_chosen_BSKC = _sum_of_products(scores_BSHK.mT, q_BSHC, far_BSHK.to(dtype).mT, given_BSHC)
             to_q_BSHC = to_q_BSHC + scores_BSHK @ chosen_BSKC
         to_sink_H = -(sunk_BSH * delta_BSH).sum((0, 1)).to(sink.dtype)
         return to_q_BSHC * q_BSHC.shape[-1] ** -0.5, to_band_BbwC, None, to_chosen_BSKC, None, to_sink_H
+
+
+def _sum_of_products(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+    """a b + c d, the second product added where the first lies. Shapes: [B,S,X,Y] [B,S,Y,Z] + the same -> [B,S,X,Z]."""
+    first = torch.bmm(a.flatten(0, 1), b.flatten(0, 1))
+    return first.baddbmm_(c.flatten(0, 1), d.flatten(0, 1)).unflatten(0, a.shape[:2])
 
 
 def _in_bands(x_BSHX: Tensor, band_BbwC: Tensor) -> Tensor:

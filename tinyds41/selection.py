@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,6 +21,7 @@ SCORE_ELEMENTS = 1 << 20
 SHARED = 1 << 22
 
 
+@torch.no_grad()
 def select_top(scores: Tensor, k: int) -> Tensor:
     """The k best by (score, lower index), ascending by index.
 
@@ -34,6 +36,10 @@ def select_top(scores: Tensor, k: int) -> Tensor:
     if n_entries <= k:
         index = torch.arange(n_entries, device=scores.device).expand(scores.shape)
         return F.pad(_ascending(index, scores), (0, k - n_entries), value=-1)
+    if scores.dtype in (torch.float32, torch.float64) and few_tokens.numpy_may_compute(scores):
+        chosen = _chosen_by_partition(few_tokens.array(scores).reshape(-1, n_entries), k)
+        if chosen is not None:
+            return torch.from_numpy(chosen).view(*scores.shape[:-1], k)
     best = scores.topk(k + 1, dim=-1)
     index = best.indices[..., :k]
     # A tie matters only across the border between the k-th and the next value.
@@ -42,6 +48,32 @@ def select_top(scores: Tensor, k: int) -> Tensor:
         index = index.clone()
         index[tied] = _lowest_of_ties(scores[tied], best.values[tied][..., k - 1 : k], k)
     return _ascending(index, scores.gather(-1, index))
+
+
+def _chosen_by_partition(scores_nT: np.ndarray, k: int) -> np.ndarray | None:
+    """The same for k < T with NumPy, whose partition takes a sixth of the time of `topk`; None where a score is NaN.
+
+    Shapes: -> [n,k].
+    """
+    border_n1 = np.partition(scores_nT, -k, axis=-1)[:, -k, None]
+    keep_nT = scores_nT >= border_n1
+    counts_n = np.count_nonzero(keep_nT, axis=-1)
+    if (counts_n < k).any():
+        return None
+    tied_n = counts_n > k
+    if tied_n.any():
+        above_mT = scores_nT[tied_n] > border_n1[tied_n]
+        equal_mT = keep_nT[tied_n] & ~above_mT
+        room_m1 = k - np.count_nonzero(above_mT, axis=-1)[:, None]
+        keep_nT[tied_n] = above_mT | (equal_mT & (equal_mT.cumsum(-1) <= room_m1))
+    index_nk = np.nonzero(keep_nT)[1].reshape(-1, k)
+    short_n = border_n1[:, 0] == -np.inf
+    if short_n.any():  # those of -inf behind the others, as -1
+        index_mk = index_nk[short_n]
+        index_mk[np.take_along_axis(scores_nT[short_n], index_mk, -1) == -np.inf] = few_tokens.NONE
+        index_mk.sort(-1)
+        index_nk[short_n] = np.where(index_mk == few_tokens.NONE, -1, index_mk)
+    return index_nk
 
 
 def _lowest_of_ties(scores_nT: Tensor, border_n1: Tensor, k: int) -> Tensor:

@@ -32,12 +32,16 @@ class _Sinkhorn(torch.autograd.Function):
     @staticmethod
     def forward(ctx, matrix: Tensor, n_iters: int, eps: float) -> Tensor:
         axes = [0] + [1, 0] * (n_iters - 1)  # 0: columns (sum over sources), 1: rows (sum over targets)
-        sums = []
-        matrix = matrix.contiguous().clone()
+        n_streams, sums = matrix.shape[0], []
+        # One more row and column of eps: a sum over N + 1 is a sum plus eps.
+        bordered = matrix.new_full((n_streams + 1, n_streams + 1, matrix.shape[2]), eps)
+        with_eps = bordered[:, :n_streams], bordered[:n_streams]
+        matrix = bordered[:n_streams, :n_streams].copy_(matrix)
         for axis in axes:
-            total = matrix.sum(axis, keepdim=True).add_(eps)
+            total = with_eps[axis].sum(axis, keepdim=True)
             matrix.div_(total)
             sums.append(total)
+        matrix = matrix.contiguous()
         ctx.axes = axes
         ctx.save_for_backward(matrix, *sums)
         return matrix

@@ -59,7 +59,7 @@ class _GatedRead(torch.autograd.Function):
         parts = pieces(streams, read, t_nN, by_x, by_k, gate, *grads, to_x, to_read)
         for x, both, t, rx, rk, g, to_new, to_gate, out, out_both in parts:
             (keys, value), (to_keys, to_value) = _keys_and_value(both, n_streams), _keys_and_value(out_both, n_streams)
-            torch.bmm(g.unsqueeze(1), to_new, out=to_value.unsqueeze(1))
+            to_value.copy_(torch.bmm(g.unsqueeze(1), to_new).squeeze(1))  # into spread rows bmm writes one by one
             to_gate = to_gate + torch.bmm(value.unsqueeze(1), to_new.mT).squeeze(1)
             # d root / d t = 1 / (2 root); below 1e-6 the root is held. A dead gate is 0 and passes nothing.
             root = t.abs().sqrt()
