@@ -55,18 +55,19 @@ def _chosen_by_partition(scores_nT: np.ndarray, k: int) -> np.ndarray | None:
 
     Shapes: -> [n,k].
     """
-    border_n1 = np.partition(scores_nT, -k, axis=-1)[:, -k, None]
-    keep_nT = scores_nT >= border_n1
-    counts_n = np.count_nonzero(keep_nT, axis=-1)
-    if (counts_n < k).any():
+    n_rows, n_entries = scores_nT.shape
+    best_nk = np.partition(scores_nT, -k, axis=-1)[:, -k:]
+    if np.isnan(best_nk).any():
         return None
-    tied_n = counts_n > k
-    if tied_n.any():
+    border_n1 = best_nk[:, :1]
+    keep_nT = scores_nT >= border_n1
+    if np.count_nonzero(keep_nT) > n_rows * k:
+        tied_n = np.count_nonzero(keep_nT, axis=-1) > k
         above_mT = scores_nT[tied_n] > border_n1[tied_n]
         equal_mT = keep_nT[tied_n] & ~above_mT
         room_m1 = k - np.count_nonzero(above_mT, axis=-1)[:, None]
         keep_nT[tied_n] = above_mT | (equal_mT & (equal_mT.cumsum(-1) <= room_m1))
-    index_nk = np.nonzero(keep_nT)[1].reshape(-1, k)
+    index_nk = np.flatnonzero(keep_nT).reshape(n_rows, k) - np.arange(n_rows)[:, None] * n_entries
     short_n = border_n1[:, 0] == -np.inf
     if short_n.any():  # those of -inf behind the others, as -1
         index_mk = index_nk[short_n]
