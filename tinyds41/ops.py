@@ -6,6 +6,7 @@ A faster backend mirrors these signatures; `reference.py` is the slow definition
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from tinyds41.few_tokens import are_few
 from tinyds41.formats import Rows
 from tinyds41.graph import apply
 from tinyds41.mixing import at_least_fp32, hyper_coefficients, hyper_step
-from tinyds41.selection import Selection, index_scores, pool_blocks, score_and_select, select_top
+from tinyds41.selection import Selection, index_scores, pool_blocks, score_and_select, select_top, split
 
 __all__ = [
     "Ops", "Selection", "Window", "attend", "attention_mass", "experts", "experts_grouped", "hyper_coefficients",
@@ -31,6 +32,7 @@ __all__ = [
 # Scores of one chunk of queries, window and selection together: 8 MiB in fp32. A CPU's last cache holds that while
 # it is reduced; smaller chunks mean more calls.
 ATTEND_ELEMENTS = 1 << 21
+LN_2 = math.log(2)
 
 
 @dataclass
@@ -69,7 +71,7 @@ def attend(
     rows_BTC, n_queries = window.rows.all(), q.shape[1]
     past, outputs, start = rows_BTC.shape[1] - n_queries, [], 0
     parts_chosen = itertools.repeat(None) if selection is None else selection.rows(chunk, count)
-    for q_BSHC, chosen_BSKC in zip(q.split(chunk, 1), parts_chosen, strict=False):
+    for q_BSHC, chosen_BSKC in zip(split(q, chunk), parts_chosen, strict=False):
         stop = start + q_BSHC.shape[1]
         begin = max(0, past + start - window.size + 1)
         first_BS = window.first[:, start:stop] - begin
@@ -115,24 +117,25 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q_BSHC, band_BbwC, hidden_BSw, chosen_BSKC, absent_BSK, sink) -> Tensor:
         # s_i = q_h . v_i / sqrt(C), with the root taken from the few queries instead of the many scores
-        q_BSHC = q_BSHC * q_BSHC.shape[-1] ** -0.5
+        # Powers of 2, because those of e take three times as long here, and six times at -inf.
+        q_BSHC = q_BSHC * (q_BSHC.shape[-1] ** -0.5 / LN_2)
         q_BbXC = _in_bands(q_BSHC, band_BbwC)
-        near_BSHw = _by_query(at_least_fp32(q_BbXC @ band_BbwC.mT), q_BSHC).masked_fill_(
-            hidden_BSw.unsqueeze(2), -torch.inf
-        )
+        near_BSHw = _by_query(at_least_fp32(q_BbXC @ band_BbwC.mT), q_BSHC)
+        # Added, not filled in: as wide as one head, while every head's scores pass in one go.
+        near_BSHw += near_BSHw.new_zeros(hidden_BSw.shape).masked_fill_(hidden_BSw, -torch.inf).unsqueeze(2)
         # The largest exponent cancels.
-        sink_H, far_BSHK = at_least_fp32(sink), None
+        sink_H, far_BSHK = at_least_fp32(sink) / LN_2, None
         largest_BSH = torch.maximum(near_BSHw.amax(-1), sink_H)
         if chosen_BSKC is not None:
             far_BSHK = at_least_fp32(q_BSHC @ chosen_BSKC.mT).masked_fill_(absent_BSK.unsqueeze(2), -torch.inf)
             largest_BSH = torch.maximum(largest_BSH, far_BSHK.amax(-1))
-        near_BSHw.sub_(largest_BSH.unsqueeze(-1)).exp_()
-        sunk_BSH = (sink_H - largest_BSH).exp_()
+        near_BSHw.sub_(largest_BSH.unsqueeze(-1)).exp2_()
+        sunk_BSH = (sink_H - largest_BSH).exp2_()
         total_BSH = near_BSHw.sum(-1).add_(sunk_BSH)
         out_BbXC = _in_bands(near_BSHw.to(band_BbwC.dtype), band_BbwC) @ band_BbwC
         out_BSHC = at_least_fp32(_by_query(out_BbXC, q_BSHC))
         if chosen_BSKC is not None and far_BSHK is not None:
-            far_BSHK.sub_(largest_BSH.unsqueeze(-1)).exp_()
+            far_BSHK.sub_(largest_BSH.unsqueeze(-1)).exp2_()
             total_BSH += far_BSHK.sum(-1)
             out_BSHC = out_BSHC + at_least_fp32(far_BSHK.to(chosen_BSKC.dtype) @ chosen_BSKC)
         out_BSHC = out_BSHC / total_BSH.unsqueeze(-1)
@@ -153,21 +156,21 @@ class _Attend(torch.autograd.Function):
         scores_BSHw = scores_BSHw.sub_(delta_BSH.unsqueeze(-1)).mul_(near_BSHw)
         scores_BbXw, near_BbXw = (_in_bands(x.to(dtype), band_BbwC) for x in (scores_BSHw, near_BSHw))
         # Keys and values are the same rows.
-        to_band_BbwC = _sum_of_products(scores_BbXw.mT, q_BbXC, near_BbXw.mT, given_BbXC)
+        to_band_BbwC = _to_rows(near_BbXw, given_BbXC, scores_BbXw, q_BbXC)
         to_q_BSHC, to_chosen_BSKC = _by_query(scores_BbXw @ band_BbwC, q_BSHC), None
         if chosen_BSKC is not None:
             scores_BSHK = at_least_fp32(given_BSHC @ chosen_BSKC.mT).sub_(delta_BSH.unsqueeze(-1)).mul_(far_BSHK)
             scores_BSHK = scores_BSHK.to(dtype)
-            to_chosen_BSKC = _sum_of_products(scores_BSHK.mT, q_BSHC, far_BSHK.to(dtype).mT, given_BSHC)
+            to_chosen_BSKC = _to_rows(far_BSHK.to(dtype), given_BSHC, scores_BSHK, q_BSHC)
             to_q_BSHC = to_q_BSHC + scores_BSHK @ chosen_BSKC
         to_sink_H = -(sunk_BSH * delta_BSH).sum((0, 1)).to(sink.dtype)
         return to_q_BSHC * q_BSHC.shape[-1] ** -0.5, to_band_BbwC, None, to_chosen_BSKC, None, to_sink_H
 
 
-def _sum_of_products(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
-    """a b + c d, the second product added where the first lies. Shapes: [B,S,X,Y] [B,S,Y,Z] + the same -> [B,S,X,Z]."""
-    first = torch.bmm(a.flatten(0, 1), b.flatten(0, 1))
-    return first.baddbmm_(c.flatten(0, 1), d.flatten(0, 1)).unflatten(0, a.shape[:2])
+def _to_rows(weights: Tensor, given: Tensor, scores: Tensor, q: Tensor) -> Tensor:
+    """The gradient of rows that are values and keys; q is divided by ln 2. Shapes: [B,S,X,Y], [B,S,X,Z] -> [B,S,Y,Z]."""
+    as_values = torch.bmm(weights.flatten(0, 1).mT, given.flatten(0, 1))
+    return as_values.baddbmm_(scores.flatten(0, 1).mT, q.flatten(0, 1), alpha=LN_2).unflatten(0, weights.shape[:2])
 
 
 def _in_bands(x_BSHX: Tensor, band_BbwC: Tensor) -> Tensor:

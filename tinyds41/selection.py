@@ -104,6 +104,14 @@ def index_scores(q_BSIJ: Tensor, weight_BSI: Tensor, keys_BTJ: Tensor) -> Tensor
     return (weight_BS1I @ at_least_fp32(dots_BSIT)).squeeze(2)
 
 
+def split(x: Tensor, chunk: int) -> tuple[Tensor, ...]:
+    """x in chunks of queries; a single one is x itself, whose gradient is not copied. Shapes: [B,S,...].
+
+    Not slices: the gradient of a slice is a whole array of zeros for each chunk.
+    """
+    return (x,) if x.shape[1] <= chunk else x.split(chunk, 1)
+
+
 @dataclass
 class Selection:
     """What one index source chose for each query, and the rows it chose from.
@@ -124,11 +132,10 @@ class Selection:
         """
         if self._taken is None and (torch.is_grad_enabled() or self.index.numel() * self.entries.shape[2] <= SHARED):
             self._taken = self._take(self.index, count)
-        # split, not slices: the gradient of a slice is a whole array of zeros for each chunk.
         if self._taken is None:
-            yield from (self._take(part, count) for part in self.index.split(chunk, 1))
+            yield from (self._take(part, count) for part in split(self.index, chunk))
         else:
-            yield from self._taken.split(chunk, 1)
+            yield from split(self._taken, chunk)
 
     def _take(self, index: Tensor, count: Callable[[int], None] | None) -> Tensor:
         if count is not None:
