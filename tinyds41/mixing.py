@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -120,51 +119,26 @@ class _HyperStep(torch.autograd.Function):
     def forward(ctx: Any, streams: Tensor, y: Tensor, post: Tensor, comb: Tensor, mix: Tensor) -> tuple:
         new, u = torch.empty_like(streams, memory_format=torch.contiguous_format), torch.empty_like(y)
         towards_nNN = comb.mT.contiguous()  # (target, source): a strided operand of bmm costs six times as much
-        mixed = _Bags(streams)
         for x, add, by, factor, weight, out, row in pieces(streams, y, post, towards_nNN, mix, new, u):
-            torch.addcmul(mixed(factor, x), by.unsqueeze(-1), add.unsqueeze(1), out=out)
+            torch.bmm(factor, x, out=out)
+            out.addcmul_(by.unsqueeze(-1), add.unsqueeze(1))
             torch.bmm(weight.unsqueeze(1), out, out=row.unsqueeze(1))
-        ctx.save_for_backward(streams, y, post, comb, mix, new)
+        ctx.save_for_backward(streams, y, post, towards_nNN, mix, new)
         return new, u
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple:
-        streams, y, post, comb, mix, new = ctx.saved_tensors
+        streams, y, post, towards_nNN, mix, new = ctx.saved_tensors
         to_x = torch.empty_like(streams, memory_format=torch.contiguous_format)
-        to_y, to_post, to_comb, to_mix = (torch.empty_like(x) for x in (y, post, comb, mix))
-        inputs, outputs = (streams, y, post, comb, mix, new, *grads), (to_x, to_y, to_post, to_comb, to_mix)
-        mixed = _Bags(streams)
+        to_y, to_post, to_comb, to_mix = (torch.empty_like(x) for x in (y, post, towards_nNN, mix))
+        inputs, outputs = (streams, y, post, towards_nNN, mix, new, *grads), (to_x, to_y, to_post, to_comb, to_mix)
         for piece in pieces(*inputs, *outputs):
-            _step_gradients(mixed, *piece)
+            _step_gradients(*piece)
         return to_x, to_y, to_post, to_comb, to_mix
 
 
-class _Bags:
-    """sum_j weight[k,j] x_j for piece after piece; in fp32 on a CPU as weighted bags of N rows.
-
-    Products of matrices as small as these take twice as long there.
-    """
-
-    def __init__(self, streams: Tensor):
-        self.rows = None
-        if streams.dtype == torch.float32 and streams.is_cpu:
-            n_streams = streams.shape[1]
-            n_rows = n_streams * max(1, min(len(streams), PIECE // max(1, streams[0].numel())))
-            rows = torch.arange(n_rows, dtype=torch.int32).view(-1, 1, n_streams)
-            self.rows = rows.expand(-1, n_streams, -1).reshape(-1, n_streams)
-
-    def __call__(self, weight: Tensor, x: Tensor) -> Tensor:
-        """Shapes: weight [n,N,N], x [n,N,D] -> [n,N,D]."""
-        if self.rows is None:
-            return torch.bmm(weight, x)
-        by_bag = weight.reshape(-1, weight.shape[-1])
-        bags = F.embedding_bag(self.rows[: len(by_bag)], x.reshape(-1, x.shape[-1]), mode="sum",
-                               per_sample_weights=by_bag)  # fmt: skip
-        return bags.view(x.shape)
-
-
-def _step_gradients(mixed, x, y, post, comb, mix, new, to_new, to_u, to_x, to_y, to_post, to_comb, to_mix) -> None:
+def _step_gradients(x, y, post, towards, mix, new, to_new, to_u, to_x, to_y, to_post, to_comb, to_mix) -> None:
     """Gradients of one piece, written into the last five.
 
     Row vectors stand on the left: matrix times column takes eight times as long here.
@@ -172,7 +146,7 @@ def _step_gradients(mixed, x, y, post, comb, mix, new, to_new, to_u, to_x, to_y,
     u_n1D, y_n1D = to_u.unsqueeze(1), y.unsqueeze(1)
     # u = mix new, so the new streams receive that as well
     all_nND = torch.addcmul(to_new, mix.unsqueeze(-1), u_n1D)
-    to_x.copy_(mixed(comb, all_nND))
+    torch.bmm(towards.mT, all_nND, out=to_x)
     torch.bmm(post.unsqueeze(1), all_nND, out=to_y.unsqueeze(1))
     torch.bmm(y_n1D, all_nND.mT, out=to_post.unsqueeze(1))
     torch.bmm(x, all_nND.mT, out=to_comb)
