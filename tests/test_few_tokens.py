@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from tinyds41 import few_codec, few_index, few_tokens
+from tinyds41 import few_codec, few_index, few_tokens, selection
 from tinyds41.cost.flops import linear_flops
 from tinyds41.experts import experts, swiglu
 from tinyds41.formats import ENGRAM, GLOBAL, INDEX, WINDOW, Rows
@@ -133,6 +133,26 @@ def test_a_choice_with_ties_and_missing_scores(monkeypatch, k):
     scores[0, 0] = -torch.inf
     few, plain = both(monkeypatch, few_tokens, "select_top", lambda: select_top(scores, k))
     assert torch.equal(few, plain)
+
+
+@pytest.mark.parametrize("k", [1, 3, 8, 64])
+@pytest.mark.parametrize("levels", [1, 4, 1000])
+def test_a_choice_among_many_scores(monkeypatch, k, levels):
+    scores = torch.randint(0, levels, (2, 20, 300)).double()
+    scores[torch.rand(scores.shape) < 0.3] = -torch.inf
+    scores[0, :7, k - 1 :] = -torch.inf  # fewer than k
+    partition, plain = both(monkeypatch, selection, "_chosen_by_partition", lambda: select_top(scores, k))
+    assert torch.equal(partition, plain)
+
+
+def test_a_score_that_is_no_number_counts_as_the_best_either_way():
+    scores = torch.rand(20, 300)
+    scores[3, 5] = torch.nan
+    with torch.no_grad():
+        chosen = select_top(scores, 4)
+        with Watched():
+            assert torch.equal(chosen, select_top(scores, 4))
+    assert 5 in chosen[3].tolist()
 
 
 @pytest.mark.parametrize("first", [[0, 0], [3, 5], [9, 9]])

@@ -168,7 +168,7 @@ class _Attend(torch.autograd.Function):
 
 
 def _to_rows(weights: Tensor, given: Tensor, scores: Tensor, q: Tensor) -> Tensor:
-    """The gradient of rows that are values and keys; q is divided by ln 2. Shapes: [B,S,X,Y], [B,S,X,Z] -> [B,S,Y,Z]."""
+    """The gradient of rows that are values and keys; q is over ln 2. Shapes: [B,S,X,Y], [B,S,X,Z] -> [B,S,Y,Z]."""
     as_values = torch.bmm(weights.flatten(0, 1).mT, given.flatten(0, 1))
     return as_values.baddbmm_(scores.flatten(0, 1).mT, q.flatten(0, 1), alpha=LN_2).unflatten(0, weights.shape[:2])
 
