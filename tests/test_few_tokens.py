@@ -148,6 +148,17 @@ def test_attention_of_one_query(monkeypatch, first, chosen):
         assert (few[1] == 0).all()
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_attention_of_a_draft_block(monkeypatch, batch):
+    """Queries that see rows behind themselves; the last of row 1 sees nothing."""
+    first = torch.tensor([[2, 2, 0, 6], [0, 1, 5, 7]])[:batch]
+    last = torch.tensor([[6, 6, 6, 6], [6, 3, 5, 6]])[:batch]
+    window, q, sink = Window(Rows(randn(batch, 7, 16)), first, 8, last), randn(batch, 4, 3, 16), randn(3)
+    few, plain = both(monkeypatch, few_tokens, "attend_block", lambda: attend(q, window, None, sink))
+    assert_close(few, plain)
+    assert batch == 1 or (few[1, 3] == 0).all()
+
+
 @pytest.mark.parametrize("n_streams", [2, 4])
 @pytest.mark.parametrize("tokens", [1, 8])
 def test_hyper_connection_coefficients_and_step(monkeypatch, n_streams, tokens):

@@ -131,6 +131,25 @@ def attend(
     return torch.from_numpy(np.stack(outputs)[:, None])
 
 
+def attend_block(q: Tensor, rows: Tensor, first: Tensor, last: Tensor, sink: Tensor) -> Tensor:
+    """`ops.attend` of queries that may see behind themselves, without a selection.
+
+    Shapes: q [B,S,H,C], rows [B,T,C], first and last [B,S] the rows each query sees.
+    """
+    n_batch, n_queries, n_heads, width = q.shape
+    seen_BTC, row_T = array(rows), np.arange(rows.shape[1])
+    hidden_BST = (row_T < first.numpy()[..., None]) | (row_T > last.numpy()[..., None])
+    query_BXC = (array(q) * width**-0.5).reshape(n_batch, -1, width)
+    scores_BSHT = (query_BXC @ seen_BTC.swapaxes(1, 2)).reshape(n_batch, n_queries, n_heads, -1)
+    scores_BSHT[np.broadcast_to(hidden_BST[:, :, None], scores_BSHT.shape)] = -math.inf
+    sinks_H1 = array(sink)[:, None]
+    largest_BSH1 = np.maximum(scores_BSHT.max(-1, keepdims=True, initial=-math.inf), sinks_H1)
+    scores_BSHT = np.exp(scores_BSHT - largest_BSH1)
+    total_BSH1 = scores_BSHT.sum(-1, keepdims=True) + np.exp(sinks_H1 - largest_BSH1)
+    out_BXC = scores_BSHT.reshape(n_batch, n_queries * n_heads, -1) @ seen_BTC
+    return torch.from_numpy(out_BXC.reshape(q.shape) / total_BSH1)
+
+
 def coefficients(
     streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, n_iters: int, eps: float, norm_eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
