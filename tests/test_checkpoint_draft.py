@@ -85,7 +85,7 @@ def test_a_drafter_of_another_model_in_the_folder_is_named(tmp_path):
 
 
 def test_first_layers_without_a_target_layer_have_no_drafter(folder):
-    with pytest.raises(ValueError, match=r"layers=range\(0, 6\) with draft=True: its target layers \[6, 7\] are missing"):
+    with pytest.raises(ValueError, match=r"range\(0, 6\) with draft=True: its target layers \[6, 7\] are missing"):
         load(folder, layers=range(0, 6), draft=True)
     assert load(folder, layers=range(0, 6)).config.num_nextn_predict_layers == 0
 
