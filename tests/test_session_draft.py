@@ -110,10 +110,13 @@ def test_padded_rows_keep_what_each_keeps_alone(model, mode):
     with memory_full_of_nan():
         session = Session(model)
         session.prefill(ids, mode=mode, chunk=3, mask=mask)
+        read = session.fork()
         session.extend(more)
     for b, text in enumerate(texts):
         single = Session(model)
         single.prefill(text, mode=mode)
+        assert alone(read, b) == single.fingerprint()
+        assert read.cache.target_rows()[1][b] == min(W, len(text))
         single.extend(more[b])
         assert alone(session, b) == single.fingerprint()
         if mode != "bounded":
