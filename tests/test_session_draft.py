@@ -249,6 +249,27 @@ def test_a_bounded_hit_has_w_rows_again(tmp_path, config, windows):
     assert (session.fingerprint() == cold.fingerprint()) == (windows == "pool")
 
 
+def test_a_store_is_of_the_backbone_whatever_the_drafter_has_learned(tmp_path):
+    """Stored are global rows and encoder windows, which no draft block writes."""
+    model, ids = scattered(DRAFTING), random_ids(1, 12)
+    with TieredStore(tmp_path / "store.sqlite", model, block_tokens=1) as store:
+        first = Session(model)
+        first.resume(ids[:, :9], store)
+        first.save(store)
+        model.add_draft(seed=1)
+        with torch.no_grad():
+            model.drafter.last.norm.weight.mul_(2)
+        session, cold = Session(model), Session(model)
+        session.resume(ids, store, replay="exact")
+        assert session.resumed is not None and session.resumed.found == 9
+        cold.prefill(ids)
+        assert session.fingerprint() == cold.fingerprint()
+        with torch.no_grad():
+            model.norm.weight.mul_(2)
+        with pytest.raises(ValueError, match="the store belongs to the model"):
+            Session(model).resume(ids, store)
+
+
 # ---- what a draft reads ----
 
 

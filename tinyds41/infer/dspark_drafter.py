@@ -86,7 +86,7 @@ class DSparkDrafter:
     def _check(self, session: Session, anchors: Tensor, depth: int) -> None:
         size, vocabulary = self.depth, self.model.config.vocab_size
         if not 1 <= depth <= size:
-            raise ValueError(f"draft length {depth} beyond the trained block: dspark_block_size={size} allows 1..{size}")
+            raise ValueError(f"draft length {depth} beyond the trained block: dspark_block_size={size} allows 1 to it")
         if session.model is not self.model:
             self._blocks.check_fits(session.model)  # names sizes that differ
             raise ValueError("the drafter belongs to another model than the session: make it from session.model")
