@@ -89,9 +89,10 @@ def test_a_rotation_and_back(monkeypatch, back):
     assert torch.equal(x, before)
 
 
-def test_an_expert_on_both_sides_of_its_limits(monkeypatch):
-    """Also where e^-x overflows: silu is 0 there."""
-    matrices, x = (randn(8, 6), randn(6, 8), randn(8, 6)), 20 * randn(2, 6)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_an_expert_on_both_sides_of_its_limits(monkeypatch, rows):
+    """One row by NumPy, several by shared products. Also where e^-x overflows: silu is 0 there."""
+    matrices, x = (randn(8, 6), randn(6, 8), randn(8, 6)), 20 * randn(rows, 6)
     assert_close(*both(monkeypatch, few_tokens, "swiglu", lambda: swiglu(x, *matrices, 10.0)))
     x = torch.full((1, 1), 1000.0)
     one = torch.ones(1, 1)
