@@ -18,13 +18,15 @@ from tinyds41.tokenizer import Tokenizer
 INDEX = "model.safetensors.index.json"
 
 
-def nano_model(dtype: torch.dtype = torch.float32, tokenizer: Tokenizer | None = None, **changes) -> Model:
+def nano_model(
+    dtype: torch.dtype = torch.float32, tokenizer: Tokenizer | None = None, draft: bool = False, **changes
+) -> Model:
     """A nano model whose every parameter is random: a norm of ones or a bias of zeros could hide a mix-up.
 
     Experts are 32 wide, so that packed FP4 divides all of their rows.
     """
     config = Config.preset("nano", **{"moe_intermediate_size": 32} | changes)
-    model = Model(config, tokenizer=tokenizer, dtype=dtype)
+    model = Model(config, tokenizer=tokenizer, dtype=dtype, draft=draft)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -1,4 +1,4 @@
-"""Golden data for the tests: the stored files, and toy A as a config with its released-name weights."""
+"""Golden data for the tests: the stored files; toy A and a drafter as configs with their released-name weights."""
 
 from __future__ import annotations
 
@@ -21,4 +21,11 @@ def toy_a(dtype: torch.dtype, **changes) -> tuple[Config, dict[str, torch.Tensor
     """Config and weights of toy A. The F8 and BF16 storage is exact: casting gives the values themselves."""
     config = Config.from_json(GOLDEN / "toyA_config.json")
     weights = {name: tensor.to(dtype) for name, tensor in load("toyA_weights").items()}
+    return config.replace(**changes) if changes else config, weights
+
+
+def dspark(dtype: torch.dtype, **changes) -> tuple[Config, dict[str, torch.Tensor]]:
+    """Config of a model with draft blocks, and the weights of these, of the embedding and of the head alone."""
+    config = Config.from_json(GOLDEN / "dspark_config.json")
+    weights = {name: tensor.to(dtype) for name, tensor in load("dspark_weights").items()}
     return config.replace(**changes) if changes else config, weights

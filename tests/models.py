@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from goldens import toy_a
+from goldens import dspark, toy_a
 from torch import Tensor
 
 from tinyds41.checkpoint.names import to_released
@@ -26,6 +26,19 @@ def toy_a_model(dtype: torch.dtype, **changes) -> Model:
         for name, tensor in ours.items():
             assert tensor.shape == weights[name].shape, name
             tensor.copy_(weights[name])
+    return model
+
+
+def dspark_model(dtype: torch.dtype, **changes) -> Model:
+    """A model whose draft blocks, embedding and head have the weights of the drafter's goldens."""
+    config, weights = dspark(dtype, **changes)
+    model = Model(config, dtype=dtype, draft=True)
+    ours = to_released(model.state_dict())
+    assert {name for name in ours if name.startswith("mtp.")} == {name for name in weights if name.startswith("mtp.")}
+    with torch.no_grad():
+        for name, weight in weights.items():
+            assert ours[name].shape == weight.shape, name
+            ours[name].copy_(weight)
     return model
 
 

@@ -26,6 +26,8 @@ SHORT = NANO.replace(
     num_hidden_layers=5, compress_ratios=[0, 2, 1, 1, 1], kv_source_layer_ids=[1, 2], index_source_layer_ids=[1, 2, 4],
     candidate_source_layer_id=2, engram_layer_ids=[1], engram_num_embeddings=[156], num_nextn_predict_layers=0,
     dspark_target_layer_ids=[], hc_mult=2, hc_sinkhorn_iters=2)  # fmt: skip
+# Its drafter: two blocks that read an encoder layer behind Engram, a Reuse and the last layer.
+DRAFTING = SHORT.replace(num_nextn_predict_layers=2, dspark_target_layer_ids=[1, 3, 4])
 EXACT, BOUNDED = 10, 4  # tokens of a prompt that SHORT's decoder runs on
 
 
@@ -43,9 +45,9 @@ def without_engram(config: Config = SHORT) -> Config:
     return config.replace(engram_layer_ids=[], engram_num_embeddings=[])
 
 
-def without_decoder() -> Config:
+def without_decoder(config: Config = SHORT) -> Config:
     """All of it is encoder: nothing is skipped in a prefill."""
-    return SHORT.replace(
+    return config.replace(
         compress_ratios=[0, 2, 2, 2, 2], kv_source_layer_ids=[1], index_source_layer_ids=[1, 4],
         candidate_source_layer_id=None)  # fmt: skip
 

@@ -109,6 +109,22 @@ def test_without_engram_its_lines_vanish_from_the_table():
     assert counted.backbone == counted.total and "Engram rows" not in str(counted)
 
 
+def test_draft_blocks_stand_apart_from_the_backbone(flash, command):
+    """By hand: three blocks of attention and 129 experts, router, norms and mixing; features in, two heads out."""
+    counted = count_parameters(Config.preset("flash"), draft=True)
+    attention, experts = flash["attention"].stored // 40, 129 * 3 * 5120 * 2304
+    router, mixing, norms = 128 * 5120 + 2 * 128, 2 * (24 * 4 * 5120 + 24 + 3), 2 * 5120
+    heads = 3 * 5120 * 5120 + 5120 + 5120 + 2 * 129_280 * 256 + 5120 + 256
+    assert counted.draft_blocks == 3 * (attention + experts + router + mixing + norms) + heads
+    for total in ("backbone", "engram_rows", "engram_projections", "active_prefill", "active_decode"):
+        assert getattr(counted, total) == getattr(flash, total)
+    assert flash.draft_blocks == 0 and "draft" not in str(flash)
+    text = command("--preset", "flash", "--draft")
+    words = [line.split()[:5] for line in text.splitlines()]
+    assert ["draft", "blocks", short(counted.draft_blocks), "the", "drafter;"] in words
+    assert "all but Engram and draft blocks" in text
+
+
 def test_a_name_without_a_component_is_an_error():
     with pytest.raises(ValueError, match=r"layers\.0\.mystery"):
         component_of("layers.0.mystery")

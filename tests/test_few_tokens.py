@@ -89,9 +89,10 @@ def test_a_rotation_and_back(monkeypatch, back):
     assert torch.equal(x, before)
 
 
-def test_an_expert_on_both_sides_of_its_limits(monkeypatch):
-    """Also where e^-x overflows: silu is 0 there."""
-    matrices, x = (randn(8, 6), randn(6, 8), randn(8, 6)), 20 * randn(2, 6)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_an_expert_on_both_sides_of_its_limits(monkeypatch, rows):
+    """One row by NumPy, several by shared products. Also where e^-x overflows: silu is 0 there."""
+    matrices, x = (randn(8, 6), randn(6, 8), randn(8, 6)), 20 * randn(rows, 6)
     assert_close(*both(monkeypatch, few_tokens, "swiglu", lambda: swiglu(x, *matrices, 10.0)))
     x = torch.full((1, 1), 1000.0)
     one = torch.ones(1, 1)
@@ -166,6 +167,17 @@ def test_attention_of_one_query(monkeypatch, first, chosen):
     assert_close(few, plain)
     if first == [9, 9]:
         assert (few[1] == 0).all()
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_attention_of_a_draft_block(monkeypatch, batch):
+    """Queries that see rows behind themselves; the last of row 1 sees nothing."""
+    first = torch.tensor([[2, 2, 0, 6], [0, 1, 5, 7]])[:batch]
+    last = torch.tensor([[6, 6, 6, 6], [6, 3, 5, 6]])[:batch]
+    window, q, sink = Window(Rows(randn(batch, 7, 16)), first, 8, last), randn(batch, 4, 3, 16), randn(3)
+    few, plain = both(monkeypatch, few_tokens, "attend_block", lambda: attend(q, window, None, sink))
+    assert_close(few, plain)
+    assert batch == 1 or (few[1, 3] == 0).all()
 
 
 @pytest.mark.parametrize("n_streams", [2, 4])

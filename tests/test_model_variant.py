@@ -60,3 +60,14 @@ def test_a_twin_has_the_very_parameters_of_its_model():
     other(IDS).sum().backward()
     assert model.head.weight.grad.any() and model.config.quantize_cache and not other.config.quantize_cache
     assert torch.equal(other(IDS), ds.variant(model, quantize_cache=False)(IDS))
+
+
+def test_a_drafter_is_shared_where_the_config_has_draft_blocks():
+    model = nano_model(draft=True)
+    other = ds.variant(model, quantize_cache=False)
+    assert other.mtp is not None and other.mtp.config is other.config
+    for name, weight in model.named_parameters():
+        assert other.get_parameter(name).data_ptr() == weight.data_ptr(), name
+    assert ds.variant(model, num_nextn_predict_layers=0, dspark_target_layer_ids=[]).mtp is None
+    assert ds.variant(nano_model()).mtp is None
+    assert twin(model).drafter.last.norm.weight is model.drafter.last.norm.weight

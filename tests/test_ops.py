@@ -323,6 +323,36 @@ def test_attention_in_chunks_equals_one_shot(monkeypatch, elements):
     torch.testing.assert_close(chunked, whole, rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_queries_may_see_behind_themselves(grad):
+    """Rows first..last of each query, by explicit sums: before, at and behind its own row. By NumPy and by PyTorch."""
+    q, rows, sink = random_attention(4, 3, 9, 0)[0], *(random_attention(4, 3, 9, 0)[i] for i in (1, 5))
+    first, last = torch.tensor([[0, 2, 3, 6], [5, 0, 1, 1]]), torch.tensor([[6, 2, 5, 6], [6, 4, 6, 0]])
+    with torch.set_grad_enabled(grad):
+        found = attend(q, Window(Rows(rows), first, 9, last), None, sink)
+    for b, s in torch.cartesian_prod(torch.arange(2), torch.arange(4)).tolist():
+        seen = rows[b, first[b, s] : last[b, s] + 1]
+        weight = (q[b, s] @ seen.mT / math.sqrt(32)).exp()
+        expected = weight @ seen / (sink.exp() + weight.sum(-1)).unsqueeze(-1)
+        torch.testing.assert_close(found[b, s], expected, rtol=0, atol=1e-12)
+    assert (found[1, 3] == 0).all()  # its rows end before they begin
+
+
+def test_queries_that_see_behind_themselves_beside_a_selection():
+    """A selection of nothing is no selection; 9 rows reach back and forward in one band."""
+    q, rows, _, kv, index, sink = random_attention(4, 3, 9, 5)
+    first, last = torch.zeros(2, 4, dtype=torch.long), torch.full((2, 4), 6)
+    alone = attend(q, Window(Rows(rows), first, 9, last), None, sink)
+    nothing = attend(q, Window(Rows(rows), first, 9, last), Selection(torch.full_like(index, -1), Rows(kv)), sink)
+    torch.testing.assert_close(alone, nothing, rtol=0, atol=1e-12)
+
+
+def test_more_queries_than_the_window_cannot_see_behind_themselves():
+    q, rows, first, _, _, sink = random_attention(5, 0, 4, 0)
+    with pytest.raises(ValueError, match="5 queries see behind themselves: they must lie within a window of 4"):
+        attend(q, Window(Rows(rows), first, 4, first + 2), None, sink)
+
+
 def test_a_query_with_nothing_to_see_gives_zeros():
     """Its window begins behind itself and no entry is chosen; its neighbour is not touched by that."""
     q, rows, first, kv, index, sink = random_attention(5, 0, 4, 9)

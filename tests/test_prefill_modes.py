@@ -57,7 +57,7 @@ class Footsteps(Model):
 
     def __init__(self, config: Config):
         torch.nn.Module.__init__(self)
-        self.config, self.decodes = config, 0
+        self.config, self.decodes, self.mtp = config, 0, None
 
     def check(self, ids: Tensor) -> None:
         check_ids(ids, self.config)

@@ -44,9 +44,10 @@ def test_an_unknown_parameter_is_named(name):
         role(name)
 
 
+@pytest.mark.parametrize("draft", [False, True])
 @pytest.mark.parametrize("preset", preset_names())
-def test_every_parameter_of_every_preset_is_in_exactly_one_role(preset):
-    model = Model(Config.preset(preset), device="meta")
+def test_every_parameter_of_every_preset_is_in_exactly_one_role(preset, draft):
+    model = Model(Config.preset(preset), device="meta", draft=draft)
     names = [name for row in parameter_roles(model) for name in row.names]
     assert sorted(names) == sorted(name for name, _ in model.named_parameters())
     assert sum(row.numbers for row in parameter_roles(model)) == sum(p.numel() for p in model.parameters())

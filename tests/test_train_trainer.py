@@ -489,3 +489,16 @@ def test_too_little_memory_for_gradients_and_moments_is_said_before_training(mon
         train(fresh, None, config, progress=False)
     monkeypatch.setattr(memory, "available_bytes", lambda device: needed)
     train(fresh, text(), config, progress=False)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "report"])
+def test_training_the_backbone_leaves_its_drafter_alone(optimizer):
+    """And is the same, bit for bit, with a drafter beside it."""
+    config = dataclasses.replace(QUICK, steps=2, optimizer=optimizer)
+    plain, drafting = nano(), nano()
+    drafting.add_draft()
+    before = {name: weight.clone() for name, weight in drafting.drafter.named_parameters()}
+    train(plain, text(), config)
+    train(drafting, text(), config)
+    assert all(torch.equal(weight, drafting.get_parameter(name)) for name, weight in plain.named_parameters())
+    assert all(torch.equal(weight, before[name]) for name, weight in drafting.drafter.named_parameters())

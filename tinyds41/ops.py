@@ -40,7 +40,7 @@ class Window:
     """The rows around each query: the last S rows belong to the S queries, in order.
 
     Shapes: rows P+S rows of C; first and last [B,S] the first and last row each query may see. Without `last` that
-        is its own row. Queries that see behind themselves must all lie within one window.
+        is its own row. Queries that see behind themselves, as those of a draft block, all lie within one window.
     """
 
     rows: Rows
@@ -57,11 +57,17 @@ def attend(
 
     Keys and values are the same rows, K = V.
 
-    Shapes: q [B,S,H,C], sink [H] -> [B,S,H,C]; a query with nothing to see gives zeros. Source: spec 4.7.
+    Shapes: q [B,S,H,C], sink [H] -> [B,S,H,C]; a query with nothing to see gives zeros.
+    Raises: ValueError for more queries than the window has rows where `window.last` lets them see behind themselves.
+    Source: spec 4.7, 10.2.
     """
+    if window.last is not None and q.shape[1] > window.size:
+        raise ValueError(f"{q.shape[1]} queries see behind themselves: they must lie within a window of {window.size}")
     n_chosen = 0 if selection is None else selection.index.shape[-1]
     selection = selection if n_chosen else None  # a store without entries has nothing to choose
-    if q.shape[1] == 1 and are_few(len(q), q):
+    if window.last is not None and selection is None and are_few(q.shape[:2].numel(), q):
+        return few_tokens.attend_block(q, window.rows.all(), window.first, window.last, sink)
+    if q.shape[1] == 1 and window.last is None and are_few(len(q), q):
         chosen = None if selection is None else next(selection.rows(1, count))
         absent = None if selection is None else selection.index < 0
         return few_tokens.attend(q, window.rows.all(), window.first, chosen, absent, sink)
@@ -75,14 +81,15 @@ def attend(
         stop = start + q_BSHC.shape[1]
         begin = max(0, past + start - window.size + 1)
         first_BS = window.first[:, start:stop] - begin
-        band_BbwC, hidden_BSw = _bands(rows_BTC[:, begin : past + stop], first_BS, window.size)
+        last_BS = None if window.last is None else window.last[:, start:stop] - begin
+        band_BbwC, hidden_BSw = _bands(rows_BTC[:, begin : past + stop], first_BS, last_BS, window.size)
         absent_BSK = None if selection is None else selection.index[:, start:stop] < 0
         outputs.append(apply(_Attend, q_BSHC, band_BbwC, hidden_BSw, chosen_BSKC, absent_BSK, sink))
         start = stop
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
 
-def _bands(rows_BTC: Tensor, first_BS: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def _bands(rows_BTC: Tensor, first_BS: Tensor, last_BS: Tensor | None, size: int) -> tuple[Tensor, Tensor]:
     """One band of window rows per block of queries, and which of its keys are hidden.
 
     Shapes: -> band [B,b,w,C] for b blocks of ceil(S/b) queries, hidden [B,S,w] (bool).
@@ -101,7 +108,8 @@ def _bands(rows_BTC: Tensor, first_BS: Tensor, size: int) -> tuple[Tensor, Tenso
         offset = torch.arange(n_bands, device=rows_BTC.device) * size - size + past
     query = torch.arange(n_queries, device=rows_BTC.device)
     row_Sw = offset[query // block].unsqueeze(-1) + torch.arange(band_BbwC.shape[2], device=rows_BTC.device)
-    hidden_BSw = (row_Sw < first_BS.unsqueeze(-1)) | (row_Sw > (past + query).unsqueeze(-1))
+    last_BS = (past + query).unsqueeze(0) if last_BS is None else last_BS
+    hidden_BSw = (row_Sw < first_BS.unsqueeze(-1)) | (row_Sw > last_BS.unsqueeze(-1))
     return band_BbwC, hidden_BSw
 
 

@@ -11,7 +11,7 @@ from tinyds41.config import Config
 def first_layers(config: Config, layers: Sequence[int]) -> Config:
     """The config of `range(0, n)`: its sources and Engram tables alone.
 
-    Draft blocks stay only where n is everything.
+    Draft blocks stay only where all of their target layers do.
 
     Raises: ValueError naming the source layer that is missing, or the layers when they are not the first ones.
     """
@@ -44,6 +44,7 @@ def _cut(config: Config, n: int) -> Config:
     tables = [(layer, rows) for layer, rows in zip(config.engram_layer_ids, config.engram_num_embeddings, strict=True)
               if layer < n]  # fmt: skip
     candidate = config.candidate_source_layer_id
+    drafts = not missing_targets(config, n)
     return config.replace(
         num_hidden_layers=n,
         compress_ratios=config.compress_ratios[:n],
@@ -52,7 +53,11 @@ def _cut(config: Config, n: int) -> Config:
         candidate_source_layer_id=candidate if candidate is not None and candidate < n else None,
         engram_layer_ids=[layer for layer, _ in tables],
         engram_num_embeddings=[rows for _, rows in tables],
-        # Draft blocks read the last layers, which are not there.
-        num_nextn_predict_layers=0,
-        dspark_target_layer_ids=(),
+        num_nextn_predict_layers=config.num_nextn_predict_layers if drafts else 0,
+        dspark_target_layer_ids=config.dspark_target_layer_ids if drafts else (),
     )
+
+
+def missing_targets(config: Config, n: int) -> list[int]:
+    """The target layers of the draft blocks that are not among the first n layers."""
+    return [layer for layer in config.dspark_target_layer_ids if layer >= n]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tinyds41.checkpoint.headers import ModelFolder, Stored, some
 from tinyds41.checkpoint.layout import PLAIN, SCALE_DTYPE, format_on_disk, scale_name
-from tinyds41.checkpoint.names import LAYER, OPTIONAL, SKIPPED
+from tinyds41.checkpoint.names import DRAFT, LAYER, OPTIONAL, SKIPPED
 
 Shape = tuple[int, ...]
 
@@ -38,7 +38,8 @@ def match_tensors(files: ModelFolder, shapes: Mapping[str, Shape], n_layers: int
     names = [name for name in files.shard_of if not n_layers <= _layer(name) < files.config.num_hidden_layers]
     wanted = {name for name in names if name in shapes}
     stored = files.headers(wanted | ({scale_name(name) for name in wanted} & set(names)))
-    skipped = [name for name in names if name.startswith(SKIPPED) and name not in shapes]
+    drafts = any(name.startswith(DRAFT) for name in shapes)  # then strict with draft blocks too
+    skipped = [name for name in names if name.startswith(SKIPPED) and not (drafts and name.startswith(DRAFT))]
     scales = {name: stored[scale_name(name)] for name in wanted
               if format_on_disk(name, stored[name].dtype) and scale_name(name) in stored}  # fmt: skip
 

@@ -23,8 +23,9 @@ ONE_EXPERT = re.compile(r"^(?P<layer>(?:layers|mtp)\.\d+\.ffn\.experts)\.(?P<exp
 
 LAYER = re.compile(r"^layers\.(\d+)\.")
 DRAFT_BLOCK = re.compile(r"^mtp\.(\d+)\.")
-# Parts of released files beside the language model's backbone.
-SKIPPED = ("mtp.", "vision.", "aligner.", "image_")
+DRAFT = "mtp."
+# Parts of released files beside the language model's backbone; draft blocks only where the model has none.
+SKIPPED = (DRAFT, "vision.", "aligner.", "image_")
 # May be absent: the router's second bias, which only image tokens use (spec 8).
 OPTIONAL = re.compile(r"\.ffn\.gate\.bias_vl$")
 # In the order of the model.

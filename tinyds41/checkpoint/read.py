@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from tinyds41 import weight_formats
-from tinyds41.checkpoint.cut import first_layers
+from tinyds41.checkpoint.cut import first_layers, missing_targets
 from tinyds41.checkpoint.expected import Match, match_tensors
 from tinyds41.checkpoint.headers import ModelFolder, Stored
 from tinyds41.checkpoint.layout import CONFIG, FP4, ROWS, TILES, TOKENIZER, format_on_disk
@@ -38,7 +38,7 @@ _CHUNK_VALUES = 2**24
 def load(
     folder: str | Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu",
     layers: range | None = None, ops: Ops | None = None, token_map: Tensor | None = None,
-    engram: Mapping[int, nn.Module] | None = None,
+    engram: Mapping[int, nn.Module] | None = None, draft: bool = False,
 ) -> Model:  # fmt: skip
     """The model of a folder that `save` wrote or that was released, with its tokenizer.
 
@@ -49,21 +49,26 @@ def load(
     token_map: for a model with Engram whose folder has no tokenizer.json.
     engram: as of `Model`; the folder's tables of these layers are not read (`infer.engram_host.load_on_host`).
 
-    Draft blocks and vision (`mtp.*`, `vision.*`, `aligner.*`, `image_*`) are skipped with one notice in the log of
-    this module: unlike a warning it carries no path, so that it may stand in a notebook.
-    Raises: ValueError naming all missing, unexpected and misshaped tensors at once, or the file that is unsound;
-        FileNotFoundError; MemoryError before allocating.
+    draft: with the draft blocks of the folder (`mtp.*`), every tensor of them.
+
+    Vision (`vision.*`, `aligner.*`, `image_*`), and draft blocks that are not asked for, are skipped with one notice in
+    the log of this module: unlike a warning it carries no path, so that it may stand in a notebook.
+    Raises: ValueError naming all missing, unexpected and misshaped tensors at once, or the file that is unsound, or the
+        target layers of the draft blocks that `layers` leaves out; FileNotFoundError; MemoryError before allocating.
     Source: spec 13.
     """
     files = ModelFolder(folder)
     config = files.config if layers is None else first_layers(files.config, layers)
+    missing = missing_targets(files.config, config.num_hidden_layers)
+    if draft and missing:
+        raise ValueError(f"layers={layers} with draft=True: its target layers {missing} are missing")
     tokenizer = _tokenizer(files.path / TOKENIZER, config, required=token_map is None)
-    match = match_tensors(files, _shapes(files, config), config.num_hidden_layers)
+    match = match_tensors(files, _shapes(files, config, draft), config.num_hidden_layers)
     if match.skipped:
         logger.warning("%s: skipped %s", files.path.name, match.skipped_text())
     model = Model(
         config, tokenizer=tokenizer, token_map=token_map, ops=ops, dtype=dtype or _widest(match.stored.values()),
-        device=device, seed=None, engram=engram)  # fmt: skip
+        device=device, seed=None, engram=engram, draft=draft)  # fmt: skip
     _fill(to_released(model.state_dict()), match, files.path)
     return model
 
@@ -86,10 +91,10 @@ def stored_table(
         yield lambda start, stop: _piece(name, match, open_shard, start, stop).to(dtype)
 
 
-def _shapes(files: ModelFolder, config: Config) -> dict[str, tuple[int, ...]]:
+def _shapes(files: ModelFolder, config: Config, draft: bool = False) -> dict[str, tuple[int, ...]]:
     """Released names and shapes of all parameters."""
     try:
-        skeleton = Model(config, device="meta")
+        skeleton = Model(config, device="meta", draft=draft)
     except ValueError as error:
         raise ValueError(f"{files.path / CONFIG}: {error}") from error
     return {name: tuple(tensor.shape) for name, tensor in to_released(skeleton.state_dict()).items()}

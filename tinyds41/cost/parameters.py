@@ -26,8 +26,9 @@ COMPONENTS = {
     "output head": "used where a token is predicted: in decode, not in prefill",
     "Engram projections": "keys, values and their weights; a line of their own",
     "Engram rows": "the n-gram tables; reading a few rows is no work, so they count as never active",
+    "draft blocks": "the drafter runs once per draft of several tokens, so it counts in no token's work",
 }
-OUTSIDE_BACKBONE = ("Engram projections", "Engram rows")
+OUTSIDE_BACKBONE = ("Engram projections", "Engram rows", "draft blocks")
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Component:
 class Parameters:
     """All components of one model; `print(parameters)` shows the table.
 
-    backbone: everything but Engram: layers, norms, token embedding and output head.
+    backbone: everything but Engram and draft blocks: layers, norms, token embedding and output head.
     active_prefill: what the encoder half uses for one prompt token, Engram projections of its layers included.
         Not in it: the boundary layer's global projections (left to the decoder), output head, look-ups in token
         embedding and Engram rows. Without a decoder every layer counts.
@@ -87,6 +88,11 @@ class Parameters:
         return self["Engram projections"].stored
 
     @property
+    def draft_blocks(self) -> int:
+        """0 for a model that is counted without them."""
+        return self["draft blocks"].stored
+
+    @property
     def total(self) -> int:
         return sum(part.stored for part in self.components)
 
@@ -100,7 +106,8 @@ class Parameters:
 
     def to_dict(self) -> dict[str, Any]:
         """Raw counts, for JSON."""
-        totals = ("backbone", "engram_rows", "engram_projections", "total", "active_prefill", "active_decode")
+        totals = ("backbone", "engram_rows", "engram_projections", "draft_blocks", "total", "active_prefill",
+                  "active_decode")  # fmt: skip
         return {**{name: getattr(self, name) for name in totals}, "components": [asdict(c) for c in self.components]}
 
     def __str__(self) -> str:
@@ -109,9 +116,12 @@ class Parameters:
     __repr__ = __str__
 
 
-def count_parameters(config: Config) -> Parameters:
-    """Counts a model that is built from shapes alone: no weight is allocated, whatever its size."""
-    model = Model(config, device="meta")
+def count_parameters(config: Config, *, draft: bool = False) -> Parameters:
+    """Counts a model that is built from shapes alone: no weight is allocated, whatever its size.
+
+    draft: with its draft blocks.
+    """
+    model = Model(config, device="meta", draft=draft)
     parts = shares(model)
     lines = []
     for name in COMPONENTS:
@@ -141,7 +151,7 @@ def component_of(name: str) -> str:
 
 
 def _used(name: str, kind: str, parameter: nn.Parameter, config: Config) -> int:
-    if kind in ("token embedding", "Engram rows") or name.endswith("bias_vl"):
+    if kind in ("token embedding", "Engram rows", "draft blocks") or name.endswith("bias_vl"):
         return 0
     if kind == "routed experts":  # stacked: the first axis is the expert
         return config.num_experts_per_tok * parameter[0].numel()
@@ -184,10 +194,13 @@ def _table(parameters: Parameters) -> list[str]:
 
 
 def _summary(parameters: Parameters) -> list[str]:
-    lines = [("backbone", parameters.backbone, "all but Engram; token embedding and output head included")]
+    apart = "Engram and draft blocks" if parameters.draft_blocks else "Engram"
+    lines = [("backbone", parameters.backbone, f"all but {apart}; token embedding and output head included")]
     if parameters.engram_rows:
         lines.append(("Engram rows", parameters.engram_rows, "tables, in host memory or on disk"))
         lines.append(("Engram projections", parameters.engram_projections, "in neither of the two above"))
+    if parameters.draft_blocks:
+        lines.append(("draft blocks", parameters.draft_blocks, "the drafter; embedding and head are the backbone's"))
     prefill = ("encoder half with its Engram projections; no head, no look-ups, no global KV of the boundary layer"
                if parameters.has_decoder else "every layer, for there is no decoder; no head, no look-ups")  # fmt: skip
     lines.append(("active, prefill", parameters.active_prefill, prefill))

@@ -37,13 +37,14 @@ class Cache:
     Global KV and index keys grow with the text, in chunks that are never moved. Windows, unfinished groups and
     Engram's look-back keep their latest rows, and `rollback` more, so that as many tokens can be taken back.
 
-    lengths, texts: tokens seen, and their ids, per batch row. Shapes: see `Format.row_bytes`. Source: spec 3, 5.
-    Lessons: 01, 06.
+    draft: with the latest rows that the draft blocks see of the text, one window per block.
+    lengths, texts: tokens seen, and their ids, per batch row. Shapes: see `Format.row_bytes`. Source: spec 3, 5,
+    10. Lessons: 01, 06.
     """
 
     def __init__(
         self, config: Config, *, batch: int = 1, dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu", rollback: int = ROLLBACK,
+        device: torch.device | str = "cpu", rollback: int = ROLLBACK, draft: bool = False,
     ):  # fmt: skip
         if not isinstance(config, Config) or not dtype.is_floating_point:
             raise TypeError(f"a cache needs a Config and a floating dtype, not {type(config).__name__} and {dtype}")
@@ -59,6 +60,7 @@ class Cache:
         self.exact, self.exact_windows = [ENDLESS] * batch, [0] * batch
         self.filled = False  # with random rows, which are nobody's text
         self.windows = [self._window(batch) for _ in self.plan]
+        self.drafts = [self._window(batch) for _ in range(config.num_nextn_predict_layers if draft else 0)]
         self.sources = {layer.layer: self._source(batch, layer.ratio) for layer in self.plan if layer.writes_globals}
         back = (config.engram_max_ngram_size or 1) - 1
         self.history = Recent(batch, (), torch.int64, back + rollback, self.device)
@@ -106,6 +108,8 @@ class Cache:
             if length > n_last:
                 for layer in self.plan[self.plan.n_encoder :]:
                     self.windows[layer.layer].forget(b)
+                for recent in self.drafts:
+                    recent.forget(b)
                 self.floors[b] = self.lengths[b]
         pads = [max(0, n_last - length) for length in new]
         first = [length - n_last for length in self.lengths]
@@ -180,16 +184,29 @@ class Cache:
     def _recents(self) -> list[Recent]:
         """All stores of latest rows that are written; nobody looks back without Engram."""
         history = [self.history] if self.config.engram_layer_ids else []
-        return [*self.windows, *history, *(recent for source in self.sources.values() for recent in source.pending)]
+        waiting = [recent for source in self.sources.values() for recent in source.pending]
+        return [*self.windows, *self.drafts, *history, *waiting]
 
     def reaches(self, length: int) -> list[tuple[Recent, int]]:
-        """Each `Recent` with how many of its rows the token at position `length` reads."""
+        """Each `Recent` with how many of its rows the token at position `length` reads, or drafts behind it do."""
         reaches = [(window, self.config.sliding_window - 1) for window in self.windows]
+        reaches += [(recent, self.config.sliding_window) for recent in self.drafts]
         if self.config.engram_layer_ids:
             reaches.append((self.history, (self.config.engram_max_ngram_size or 1) - 1))
         for layer, source in self.sources.items():
             reaches += [(recent, length % self.plan[layer].ratio) for recent in source.pending]
         return reaches
+
+    def target_rows(self) -> tuple[list[Tensor], list[int]]:
+        """What draft blocks behind the texts see of them: rows per block, and how many of these each text has.
+
+        Shapes: -> [B,P,C] with P <= W, the newest row last; [B].
+        """
+        n, width, rows = self.config.sliding_window, self.config.head_dim, []
+        for recent in self.drafts:
+            packed = recent.buffer[:, max(0, recent.end - n) : recent.end]
+            rows.append(WINDOW.decode(packed, width, self.dtype) if self.config.quantize_cache else packed)
+        return rows, [min(n, self.drafts[0].held(b)) for b in range(self.batch)]
 
     def fork(self) -> Cache:
         """A second cache that goes on from here; both share the chunks they do not write to."""
@@ -199,6 +216,7 @@ class Cache:
         twin.exact, twin.exact_windows = list(self.exact), list(self.exact_windows)
         twin.texts = [text[:] for text in self.texts]
         twin.windows, twin.history = [window.fork() for window in self.windows], self.history.fork()
+        twin.drafts = [recent.fork() for recent in self.drafts]
         twin.sources = {
             layer: _Source(source.kv.fork(), source.keys.fork(), [recent.fork() for recent in source.pending])
             for layer, source in self.sources.items()
@@ -212,7 +230,7 @@ class Cache:
         for source in self.sources.values():
             for store in (source.kv, source.keys, *source.pending):
                 store.reorder(rows)
-        for recent in (*self.windows, self.history):
+        for recent in (*self.windows, *self.drafts, self.history):
             recent.reorder(rows)
         self.lengths, self.floors = ([values[b] for b in rows] for values in (self.lengths, self.floors))
         self.exact, self.exact_windows = ([values[b] for b in rows] for values in (self.exact, self.exact_windows))
@@ -246,9 +264,10 @@ class Cache:
             for kind, recent in zip(("c", "z"), source.pending, strict=False):
                 waiting = sum(n % self.plan[layer].ratio for n in self.lengths)
                 stores.append(StoreBytes(f"layers.{layer}.group.{kind}", "group", waiting, _row_bytes(recent)))
-        for layer, window in enumerate(self.windows):
-            held = sum(min(window.held(b), self.config.sliding_window) for b in range(self.batch))
-            stores.append(StoreBytes(f"layers.{layer}.window", "window", held, _row_bytes(window)))
+        for place, kind, windows in (("layers", "window", self.windows), ("mtp", "draft_window", self.drafts)):
+            for layer, window in enumerate(windows):
+                held = sum(min(window.held(b), self.config.sliding_window) for b in range(self.batch))
+                stores.append(StoreBytes(f"{place}.{layer}.window", kind, held, _row_bytes(window)))
         allocated = sum(
             chunk.numel() * chunk.element_size() for source in self.sources.values()
             for store in (source.kv, source.keys) for chunk in store.chunks)  # fmt: skip

@@ -29,7 +29,7 @@ def fill(cache: Cache, n_tokens: int, seed: int) -> None:
                 store.append_packed(_random(cache, store, n_rows, generator))
         for recent in source.pending:
             recent.append(_normal(cache, min(n_tokens, recent.keep), config.head_dim, generator), None, 0)
-    for window in cache.windows:
+    for window in (*cache.windows, *cache.drafts):
         rows = _normal(cache, min(n_tokens, window.keep), config.head_dim, generator)
         window.append(WINDOW.encode(rows) if config.quantize_cache else rows, None, 0)
     ids = torch.randint(config.vocab_size, (cache.batch, n_tokens), generator=generator, device=cache.device)

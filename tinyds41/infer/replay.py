@@ -88,8 +88,9 @@ def resume(
         found = len(payloads) * store.block_tokens
         mode = "exact" if replay == "exact" or not found else "bounded"
         n_tokens, share = len(text), decoder_tokens(cache.config, mode)
-        # A model without a decoder has a last token nevertheless.
-        n_last = 1 if cache.plan.boundary is None else n_tokens if share is None else min(share, n_tokens)
+        # A model without a decoder has a last token nevertheless, and its drafter a window.
+        least = min(n_tokens, cache.config.sliding_window) if cache.drafts else 1
+        n_last = least if cache.plan.boundary is None else n_tokens if share is None else min(share, n_tokens)
         restore(cache, text[:found], payloads, store.block_tokens)
         start, windows = _windows(cache, store, text[:found], max(0, n_last - (n_tokens - found)), replay, namespace)
         if cache.exact[0] < found or cache.exact_windows[0] > found:  # then so is all that comes behind them

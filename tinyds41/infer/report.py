@@ -12,7 +12,7 @@ class StoreBytes:
     """One store: its rows and what one of them takes."""
 
     name: str
-    kind: str  # global_kv, index_keys, window or group
+    kind: str  # global_kv, index_keys, window, group or draft_window
     rows: int
     row_bytes: int
 

@@ -60,7 +60,7 @@ class Session:
             raise ValueError(f"the session holds texts of {self.lengths} tokens already")
         self._broken = None
         self._cache = Cache(self.model.config, batch=batch, dtype=self.model.dtype, device=self.model.device,
-                            rollback=self.rollback)  # fmt: skip
+                            rollback=self.rollback, draft=self.model.mtp is not None)  # fmt: skip
         return self._cache
 
     @property
@@ -141,13 +141,20 @@ class Session:
         for part, ctx in steps:
             encoded = self.model.encode(part, ctx)
             if n_last is None:
-                carry = self.model.decode(encoded, ctx).last(1)
+                carry = self._decoded(encoded, ctx).last(1)
             else:
                 carry = (encoded if carry is None else carry.join(encoded)).last(n_last)
         assert carry is not None
         if n_last is not None:
-            carry = self.model.decode(carry, cache.segment(n_last, new, counters=self.counters))
+            carry = self._decoded(carry, cache.segment(n_last, new, counters=self.counters))
         return self.model.logits(carry.last(1))[:, 0]
+
+    def _decoded(self, carry: Carry, ctx: Tokens) -> Carry:
+        """The decoder; what its tokens leave to the draft blocks goes into the cache."""
+        carry = self.model.decode(carry, ctx)
+        if ctx.cache.drafts:
+            ctx.add_target_rows(self.model.target_rows(carry, ctx))
+        return carry
 
     @contextmanager
     def writing(self) -> Iterator[Cache]:
@@ -188,7 +195,7 @@ class Session:
         cache = self._begin(ids, None)
         ctx = cache.tokens(ids.shape[1], counters=self.counters, trace=trace)
         with self.writing():
-            logits = self.model.logits(self.model.decode(self.model.encode(ids, ctx), ctx))
+            logits = self.model.logits(self._decoded(self.model.encode(ids, ctx), ctx))
             cache.advance(ids)
         if trace is not None:
             see(trace, "logits", logits)
@@ -246,6 +253,8 @@ class Session:
         self._check_whole()
         if self._cache is not None and self._cache.dtype != self.model.dtype:
             raise ValueError(f"the session holds rows of {self._cache.dtype}, the model is {self.model.dtype} now")
+        if self._cache is not None and bool(self._cache.drafts) != (self.model.mtp is not None):
+            raise ValueError("the model got or lost its drafter since the session began: it needs a new session")
         held = self.lengths or [0] * ids.shape[0]
         if len(held) != ids.shape[0]:
             raise ValueError(f"ids have {ids.shape[0]} rows, the session has {len(held)}")

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from tinyds41.infer.host_rows import HostRows
 from tinyds41.infer.store import LIFETIME_S, Store
@@ -18,13 +19,13 @@ VERSION = 2  # of the bytes in a block
 
 
 def model_key(model: Model) -> str:
-    """A hash of all that decides what a token's rows are: config, dtype and every weight.
+    """A hash of all that decides what a token's rows are: config, dtype and every weight but the drafter's.
 
     Reads all weights once: seconds per 10 GB.
     """
     config = json.dumps(model.config.to_dict(), sort_keys=True)
     digest = hashlib.sha256(f"tinyds41 blocks {VERSION} {model.dtype} {config}".encode())
-    for name, tensor in sorted({**dict(model.named_parameters()), **dict(model.named_buffers())}.items()):
+    for name, tensor in sorted({**_backbone(model), **dict(model.named_buffers())}.items()):
         digest.update(f"{name} {tuple(tensor.shape)}".encode())
         flat = tensor.detach().contiguous().view(-1)
         for piece in flat.split(1 << 24) if flat.numel() else ():
@@ -32,6 +33,11 @@ def model_key(model: Model) -> str:
     for layer, header in _tables_in_files(model):
         digest.update(f"table of layer {layer}: {header}".encode())
     return digest.hexdigest()
+
+
+def _backbone(model: Model) -> dict[str, nn.Parameter]:
+    """A drafter writes no global rows and no encoder windows: it may come, go and be trained."""
+    return {name: weight for name, weight in model.named_parameters() if not name.startswith("mtp.")}
 
 
 def _tables_in_files(model: Model) -> list[tuple[int, str]]:
@@ -45,7 +51,8 @@ def _weights(model: Model) -> tuple[tuple[int, int | str], ...]:
 
     PyTorch has no public name for the number of in-place changes; `.data` escapes it.
     """
-    return (*((tensor.data_ptr(), tensor._version) for tensor in model.parameters()), *_tables_in_files(model))
+    return (*((tensor.data_ptr(), tensor._version) for tensor in _backbone(model).values()),
+            *_tables_in_files(model))
 
 
 class TieredStore:

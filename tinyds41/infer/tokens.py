@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -60,6 +61,11 @@ class Tokens:
         form = WINDOW if self.config.quantize_cache else None
         data, start = cache.windows[layer].append(kv if form is None else form.encode(kv), self.pads, size - 1)
         return Window(Rows(data, form, kv.shape[-1], cache.dtype), self._window_first(data.shape[1], start), size)
+
+    def add_target_rows(self, rows: Sequence[Tensor]) -> None:
+        """Takes what the draft blocks see of the present tokens, [B,S,C] per block. Source: spec 10.2."""
+        for recent, kv in zip(self.cache.drafts, rows, strict=True):
+            recent.append(WINDOW.encode(kv) if self.config.quantize_cache else kv, self.pads, 0)
 
     def _window_first(self, n_rows: int, start: list[int]) -> Tensor:
         """The first row each query sees: not before its text begins, not W rows back."""

@@ -18,13 +18,15 @@ from tinyds41.trace import see
 class Attention(nn.Module):
     """softmax over window, selected entries and a sink, un-rotated, then the output projection.
 
+    place: where the layer stands in the model, "layers" or, for a draft block, "mtp".
+
     Source: spec 4, TR 2.3. Lessons: 02, 04.
     """
 
-    def __init__(self, config: Config, layer: int, ops: Ops):
+    def __init__(self, config: Config, layer: int, ops: Ops, place: str = "layers"):
         super().__init__()
         self.config, self.layer, self.ops = config, layer, ops
-        self.path = f"layers.{layer}.attn"
+        self.path = f"{place}.{layer}.attn"
         width, n_heads, groups = config.hidden_size, config.num_attention_heads, config.o_groups
         self.wq_a = Linear(width, config.q_lora_rank)
         self.q_norm = RMSNorm(config.q_lora_rank, config.rms_norm_eps)
@@ -49,7 +51,7 @@ class Attention(nn.Module):
         check_width(query_latent, self.config.q_lora_rank, f"{self.path} query_latent")
         turn = rotation.unsqueeze(-2)
         q_BSHC = rotate(self.wq_b(query_latent).unflatten(-1, (self.config.num_attention_heads, -1)), turn)
-        window = ctx.add_window(self.layer, rotate(self.kv_norm(self.wkv(x)), rotation))
+        window = ctx.add_window(self.layer, self.rows(x, rotation))
         out_BSHC = self.ops.attend(
             q_BSHC, window, selection, self.attn_sink, count=lambda n: ctx.counters.add("rows_decoded", self.layer, n))
         ctx.counters.add("tokens_run", self.layer, x.shape[0] * x.shape[1])
@@ -63,6 +65,10 @@ class Attention(nn.Module):
         out_BSHC = rotate(out_BSHC, turn.conj())
         see(ctx.trace, f"{self.path}.heads", out_BSHC)
         return self.project(out_BSHC)
+
+    def rows(self, x: Tensor, rotation: Tensor) -> Tensor:
+        """Keys and values in one, not yet rounded. Shapes: x [B,S,D], rotation [B,S,R/2] -> [B,S,C]."""
+        return rotate(self.kv_norm(self.wkv(x)), rotation)
 
     def project(self, heads_BSHC: Tensor) -> Tensor:
         """Each group of heads through its own low-rank matrix, then all through one. Source: spec 2."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tinyds41.config import Config
-from tinyds41.mixing import collapse
+from tinyds41.mixing import at_least_fp32, collapse
 from tinyds41.model.attention import Attention
 from tinyds41.model.compressor import Compressor
 from tinyds41.model.context import Context
@@ -29,7 +29,8 @@ class Carry:
 
     Shapes: streams [B,S,N,D], mix [B,S,N], collapsed [B,S,D] = mix over streams.
 
-    selections: by index source; lookback feeds the Engram layers.
+    selections: by index source; lookback feeds the Engram layers. features: the means over streams that a drafter
+    reads, by target layer, of the layers passed; None where nobody wants them.
     """
 
     streams: Tensor
@@ -37,21 +38,25 @@ class Carry:
     collapsed: Tensor
     lookback: Tensor | None = None  # [B,S,n] token ids, -1 = none
     selections: dict[int, Selection] = field(default_factory=dict)
+    features: dict[int, Tensor] | None = None  # [B,S,D] each
 
     @classmethod
-    def start(cls, embedded: Tensor, n_streams: int, lookback: Tensor | None = None) -> Carry:
+    def start(
+        cls, embedded: Tensor, n_streams: int, lookback: Tensor | None = None, *, features: bool = False
+    ) -> Carry:
         """Every stream is the embedding, mix = (1, 0, ..., 0). Source: spec 7."""
         streams = embedded.unsqueeze(2).expand(-1, -1, n_streams, -1)
         mix = torch.zeros(*embedded.shape[:2], n_streams, device=embedded.device,
                           dtype=torch.promote_types(embedded.dtype, torch.float32))  # fmt: skip
         mix[..., 0] = 1
-        return cls(streams, mix, embedded, lookback)
+        return cls(streams, mix, embedded, lookback, features={} if features else None)
 
     def last(self, n: int) -> Carry:
         """The state of the last n tokens, for a decoder that runs on no more."""
         selections = {source: selection.last(n) for source, selection in self.selections.items()}
         lookback = None if self.lookback is None else self.lookback[:, -n:]
-        return Carry(self.streams[:, -n:], self.mix[:, -n:], self.collapsed[:, -n:], lookback, selections)
+        features = None if self.features is None else {layer: x[:, -n:] for layer, x in self.features.items()}
+        return Carry(self.streams[:, -n:], self.mix[:, -n:], self.collapsed[:, -n:], lookback, selections, features)
 
     def join(self, later: Carry) -> Carry:
         """The state of these tokens and of the ones behind them."""
@@ -60,28 +65,35 @@ class Carry:
 
         lookback = None if self.lookback is None or later.lookback is None else both(self.lookback, later.lookback)
         selections = {source: mine.join(later.selections[source]) for source, mine in self.selections.items()}
+        features = None
+        if self.features is not None and later.features is not None:
+            features = {layer: both(mine, later.features[layer]) for layer, mine in self.features.items()}
         return Carry(both(self.streams, later.streams), both(self.mix, later.mix),
-                     both(self.collapsed, later.collapsed), lookback, selections)  # fmt: skip
+                     both(self.collapsed, later.collapsed), lookback, selections, features)  # fmt: skip
 
 
 class Block(nn.Module):
     """Engram, then attention and mixture of experts, each inside its hyper-connection.
 
+    place: as of `Attention`.
     Source: spec 4-9.
     """
 
-    def __init__(self, config: Config, layer: LayerPlan, ops: Ops, ropes: dict[bool, Rope], engram: Engram | None):
+    def __init__(
+        self, config: Config, layer: LayerPlan, ops: Ops, ropes: dict[bool, Rope], engram: Engram | None,
+        place: str = "layers",
+    ):  # fmt: skip
         super().__init__()
         self.config, self.layer, self.ops = config, layer, ops
-        self.path = f"layers.{layer.layer}"
+        self.path = f"{place}.{layer.layer}"
         self.rope = ropes[layer.mode != SWA]
         self.engram = engram
         self.attn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.attn = Attention(config, layer.layer, ops)
+        self.attn = Attention(config, layer.layer, ops, place)
         self.compressor = Compressor(config, layer.ratio) if layer.writes_globals else None
         self.indexer = Indexer(config, layer, ops) if layer.selects else None
         self.ffn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.ffn = MoE(config, layer.layer, ops)
+        self.ffn = MoE(config, layer.layer, ops, place)
         self.hc_attn = HyperConnection(config, ops)
         self.hc_ffn = HyperConnection(config, ops)
 
@@ -89,12 +101,19 @@ class Block(nn.Module):
         return self.finish(self.prepare(carry, ctx), ctx)
 
     def prepare(self, carry: Carry, ctx: Context) -> Carry:
-        """Adds Engram to the streams and, in a Full layer, writes the global entries of every token."""
+        """Adds Engram to the streams and, in a Full layer, writes the global entries of every token.
+
+        Of a drafter's target layer the mean of the streams is kept as it is now: behind Engram, before attention.
+        Source: spec 10.1.
+        """
         if self.engram is not None:
             assert carry.lookback is not None
             streams = self.engram(carry.streams, carry.lookback, ctx)
             carry = replace(carry, streams=streams, collapsed=collapse(streams, carry.mix))
         see(ctx.trace, f"{self.path}.streams", carry.streams)
+        if carry.features is not None and self.layer.layer in self.config.dspark_target_layer_ids:
+            feature_BSD = at_least_fp32(carry.streams).mean(2).to(carry.streams.dtype)
+            carry = replace(carry, features={**carry.features, self.layer.layer: feature_BSD})
         if self.layer.writes_globals:
             self._write_globals(self.attn_norm(self._attention_input(carry)), ctx)
         return carry
@@ -111,7 +130,7 @@ class Block(nn.Module):
         x = self.ffn_norm(self.hc_ffn.input(streams, collapsed, pre))
         self._see_mixing("hc_ffn", ctx, pre, post, comb)
         streams, collapsed = self.ops.hyper_step(streams, self.ffn(x, ctx), post, comb, pre)
-        return Carry(streams, pre, collapsed, carry.lookback, selections)
+        return Carry(streams, pre, collapsed, carry.lookback, selections, carry.features)
 
     def _attention_input(self, carry: Carry) -> Tensor:
         if self.config.mhc_mode != "multi_pass":

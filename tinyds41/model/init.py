@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from tinyds41.config import Config
 
 if TYPE_CHECKING:
     from tinyds41.model.transformer import Model
 
+DRAFT_SEED = 1 << 20  # added to a model's seed: a drafter that comes later has the same weights, the backbone others
 MIXING_STD = 0.02  # of fn, which at any width must leave a layer close to a plain residual
 
 
@@ -20,8 +24,19 @@ def initialise(model: Model, seed: int) -> None:
 
     Drawn in fp32 on the CPU by a generator of its own, so that a seed gives the same model on every device.
     """
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
+    backbone = ((name, weight) for name, weight in model.named_parameters() if not name.startswith("mtp."))
+    _draw(backbone, model.config, torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def initialise_draft(model: Model, seed: int) -> None:
+    """The same for the draft blocks of a model, if it has any."""
+    if model.mtp is not None:
+        _draw(model.mtp.named_parameters(), model.config, torch.Generator().manual_seed(seed + DRAFT_SEED))
+
+
+def _draw(weights: Iterator[tuple[str, nn.Parameter]], config: Config, generator: torch.Generator) -> None:
+    for name, parameter in weights:
         leaf = name.rsplit(".", 1)[-1]
         if name.endswith(("hc_attn.base", "hc_ffn.base")):
             parameter.copy_(_plain_residual(parameter))
@@ -30,10 +45,10 @@ def initialise(model: Model, seed: int) -> None:
         elif leaf in ("attn_sink", "bias", "bias_vl"):
             parameter.zero_()
         else:
-            std = MIXING_STD if name.endswith(".fn") else model.config.initializer_range
+            std = MIXING_STD if name.endswith(".fn") else config.initializer_range
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
             if name.endswith("engram.wkv.weight"):
-                n_streams = model.config.hc_mult
+                n_streams = config.hc_mult
                 # The value rows start at 0: even 1e-6 of their usual size flips near ties of experts and cache codes,
                 # and those move the logits of some tokens by a quarter, not by the 1 % that spec 14 allows.
                 parameter[n_streams * parameter.shape[0] // (n_streams + 1) :].zero_()

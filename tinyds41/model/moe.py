@@ -78,10 +78,10 @@ class MoE(nn.Module):
     Source: spec 8.
     """
 
-    def __init__(self, config: Config, layer: int, ops: Ops):
+    def __init__(self, config: Config, layer: int, ops: Ops, place: str = "layers"):
         super().__init__()
         self.ops, self.limit = ops, config.swiglu_limit
-        self.path = f"layers.{layer}.ffn"
+        self.path = f"{place}.{layer}.ffn"
         self.gate = Gate(config)
         self.experts = Experts(config)
         self.shared_experts = Expert(config)

@@ -13,8 +13,9 @@ from tinyds41.config import Config
 from tinyds41.memory import require_bytes, require_device
 from tinyds41.model.block import Block, Carry
 from tinyds41.model.context import Context, Sequence
+from tinyds41.model.dspark import DSpark
 from tinyds41.model.engram import Engram, check_token_map, identity_map
-from tinyds41.model.init import initialise
+from tinyds41.model.init import initialise, initialise_draft
 from tinyds41.model.linear import Linear
 from tinyds41.model.norm import RMSNorm
 from tinyds41.model.rope import Rope
@@ -39,28 +40,30 @@ class Model(nn.Module):
     seed: of the initial weights, None leaves them unset for who fills all of them; the global random state is
         neither read nor changed.
     engram: by layer, what Engram reads its rows from in place of a table of the model's own (`infer/host_rows.py`).
+    draft: with a drafter, `model.mtp`; `add_draft` gives one later. The backbone's weights are the same without it.
 
-    Raises: MemoryError before allocating when the weights cannot fit; ValueError for a tokenizer of another model, and
-        as `Engram`.
-    Source: spec 1-9.
+    Raises: MemoryError before allocating when the weights cannot fit; ValueError for a tokenizer of another model, a
+        drafter where the config has no draft blocks, and as `Engram`.
+    Source: spec 1-10.
     """
 
     def __init__(
         self, config: Config, *, tokenizer: Tokenizer | None = None, token_map: Tensor | None = None,
         ops: Ops | None = None, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu",
-        seed: int | None = 0, engram: Mapping[int, nn.Module] | None = None,
+        seed: int | None = 0, engram: Mapping[int, nn.Module] | None = None, draft: bool = False,
     ):  # fmt: skip
         super().__init__()
         if dtype not in DTYPES:
             raise ValueError(f"dtype={dtype} is none of {', '.join(map(str, DTYPES))}")
-        self.config, self.tokenizer = config, tokenizer
+        self.config, self.tokenizer, self.ops = config, tokenizer, ops or Ops.plain()
         if engram and set(engram) - set(config.engram_layer_ids):
             raise ValueError(f"engram={sorted(engram)}: the layers with Engram are {list(config.engram_layer_ids)}")
         if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
             raise ValueError(f"the tokenizer has {tokenizer.vocab_size} ids, vocab_size is {config.vocab_size}")
-        ops, device = ops or Ops.plain(), require_device(device)
+        device = require_device(device)
         with torch.device("meta"):
-            self._build(config, ops, engram or {})
+            self._build(config, self.ops, engram or {})
+            self.mtp: DSpark | None = DSpark(config, self.ops) if draft else None
             self.to(dtype)
         if device.type != "meta":
             n_parameters = sum(parameter.numel() for parameter in self.parameters())
@@ -69,6 +72,30 @@ class Model(nn.Module):
             self._set_token_map(token_map, device)
             if seed is not None:
                 initialise(self, seed)
+                initialise_draft(self, seed)
+
+    def add_draft(self, draft: DSpark | None = None, *, seed: int = 0) -> DSpark:
+        """Gives the model a drafter in place of the one it may have: a new one, or that of a model of the same sizes.
+
+        A new one has the weights that `Model(config, draft=True, seed=seed)` has.
+
+        Raises: ValueError for a config without draft blocks, and a drafter that fits another model, with the reason;
+            MemoryError before allocating.
+        """
+        if draft is not None:
+            draft.check_fits(self)
+            self.mtp = draft
+            return draft
+        with torch.device("meta"):
+            draft = DSpark(self.config, self.ops).to(self.dtype)
+        if self.device.type != "meta":
+            n = sum(parameter.numel() for parameter in draft.parameters())
+            require_bytes(n * self.dtype.itemsize, self.device, f"a drafter of {n:,} parameters in {self.dtype}")
+            draft.to_empty(device=self.device)
+        self.mtp = draft
+        if self.device.type != "meta":
+            initialise_draft(self, seed)
+        return draft
 
     def _build(self, config: Config, ops: Ops, outside: Mapping[int, nn.Module]) -> None:
         ropes = {compressed: Rope(config, compressed=compressed) for compressed in (False, True)}
@@ -139,8 +166,12 @@ class Model(nn.Module):
             raise ValueError(f"ids are on {ids.device}, the model is on {self.device}")
         check_ids(ids, self.config)
 
-    def encode(self, ids: Tensor, ctx: Context) -> Carry:
-        """Encoder layers, then the boundary layer's global entries for every token. Source: spec 5."""
+    def encode(self, ids: Tensor, ctx: Context, *, features: bool | None = None) -> Carry:
+        """Encoder layers, then the boundary layer's global entries for every token.
+
+        features: whether the carry collects what a drafter reads, by default where the model has one.
+        Source: spec 5.
+        """
         embedded = self.embed(ids)
         see(ctx.trace, "embed", embedded)
         lookback = None
@@ -150,7 +181,8 @@ class Model(nn.Module):
             last = len(self.layers) if self.plan.boundary is None else self.plan.boundary + 1
             self._fetch(range(last), lookback)
             self._fetch(range(last), ctx.look_ahead(self.config.engram_max_ngram_size))
-        carry = Carry.start(embedded, self.config.hc_mult, lookback)
+        features = self.mtp is not None if features is None else features
+        carry = Carry.start(embedded, self.config.hc_mult, lookback, features=features)
         for block in self.layers[: self.plan.n_encoder]:
             carry = block(carry, ctx)
         return carry if self.plan.boundary is None else self._boundary.prepare(carry, ctx)
@@ -177,6 +209,36 @@ class Model(nn.Module):
         Shapes: -> [B,S,V]. Source: spec 7.
         """
         return self.head(self.norm(carry.collapsed))
+
+    def target_rows(self, carry: Carry, ctx: Context) -> list[Tensor]:
+        """What the drafter's blocks see of the tokens in `carry`. Shapes: -> [B,S,C] per draft block, not yet rounded.
+
+        Raises: ValueError for a model without a drafter, a carry without features.
+        Source: spec 10.2.
+        """
+        if carry.features is None:
+            raise ValueError("the carry holds no features: encode(..., features=True) collects them")
+        draft = self.drafter
+        return draft.target_rows(draft.project(carry.features), ctx)
+
+    def draft(self, anchors: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        """Runs the draft blocks behind anchors, one per batch row of `ctx`.
+
+        Shapes: ids [B] -> the state of each slot before the norm [B,k,D], base logits [B,k,V] of the tokens at
+            positions p + 1 to p + k, without the Markov bias.
+        Raises: ValueError for a model without a drafter.
+        Source: spec 10.2, 10.3.
+        """
+        draft = self.drafter
+        hidden = draft(self.embed(draft.block_ids(anchors)), ctx)
+        return hidden, draft.base_logits(hidden, self.head)
+
+    @property
+    def drafter(self) -> DSpark:
+        """`mtp`. Raises: ValueError for a model without a drafter."""
+        if self.mtp is None:
+            raise ValueError("the model has no drafter: Model(config, draft=True), load(..., draft=True) or add_draft")
+        return self.mtp
 
     @property
     def _boundary(self) -> Block:

@@ -11,14 +11,16 @@ def variant(model: Model, **changes: Any) -> Model:
     """A model with `changes` in its config and the weights of `model`, which both then share.
 
     `variant(model, quantize_cache=False)`, `variant(model, sliding_window=4)`. Weights that the new config has no use
-    for, such as Engram's without Engram layers, are left out. Tables that lie in files are shared too.
+    for, such as Engram's without Engram layers, are left out; a drafter stays where the config has draft blocks. Tables
+    that lie in files are shared too.
 
     Raises: ValueError naming a config field that is wrong, or the weights that the new config lacks.
     """
     config = model.config.replace(**changes)
     outside = {layer: engram.embed for layer, engram in model.engrams.items()
                if not engram.owns_table and layer in config.engram_layer_ids}  # fmt: skip
-    other = Model(config, tokenizer=model.tokenizer, device="meta", engram=outside)
+    draft = model.mtp is not None and config.num_nextn_predict_layers > 0
+    other = Model(config, tokenizer=model.tokenizer, device="meta", engram=outside, draft=draft)
     weights, wanted = model.state_dict(), other.state_dict()
     misfits = [name for name, weight in wanted.items() if name not in weights or weights[name].shape != weight.shape]
     if misfits:
