@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import operator
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from tinyds41.infer.draft import Draft, Drafter, Sampling
 from tinyds41.infer.padding import left_padded
-from tinyds41.infer.sample import check_sampling, sample
 from tinyds41.infer.session import Session
+from tinyds41.infer.speculate import Speculation, accept, check_draft, drafter_of
 from tinyds41.model.transformer import Model
 from tinyds41.tokenizer import Tokenizer
 
@@ -18,20 +20,24 @@ from tinyds41.tokenizer import Tokenizer
 def generate(
     model: Model | Session, prompt: str | Sequence[str], *, max_new_tokens: int = 100, temperature: float = 1.0,
     top_k: int | None = None, top_p: float | None = None, seed: int = 0, stop_ids: Iterable[int] = (),
-    stop: str | Sequence[str] = (), mode: str = "exact",
+    stop: str | Sequence[str] = (), mode: str = "exact", speculate: bool | Drafter = False,
+    draft_tokens: int | None = None, speculation: Speculation | None = None,
 ) -> str | list[str]:  # fmt: skip
     """Continues a prompt and returns the new text alone; several prompts run as one batch and give a list.
 
     temperature: 0 takes the likeliest token. top_k, top_p: see `sample`. stop_ids, stop: an id or a text that ends
     the answer and is not part of it. seed: row i draws from seed + i, so it writes what it would write alone.
-    mode: of the prefill. A session goes on from what it holds; afterwards it has read all of the answer but the last
+    mode: of the prefill. speculate: a drafter proposes `draft_tokens` tokens at a time, by default all it can, and the
+    model checks them in one run: the answers are distributed as without, at temperature 0 they are the same. True is
+    the model's own drafter. speculation: counts what was proposed and accepted. A session goes on from what it holds; afterwards it has read all of the answer but the last
     token, or with a stop text what came after it.
 
     Raises: ValueError for a model without a tokenizer, an empty prompt or stop text, impossible numbers, more tokens
-        than max_position_embeddings, several prompts for a session; FloatingPointError for logits that are not finite.
+        than max_position_embeddings, several prompts for a session, and as `drafter_of` and `check_draft`; FloatingPointError for logits that are not finite.
     """
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p,
-               "stop_ids": stop_ids, "mode": mode}  # fmt: skip
+               "stop_ids": stop_ids, "mode": mode, "speculate": speculate, "draft_tokens": draft_tokens,
+               "speculation": speculation}  # fmt: skip
     if isinstance(prompt, str):
         return "".join(stream(model, prompt, stop=stop, seed=seed, **options))
     if isinstance(model, Session):
@@ -57,9 +63,7 @@ def stream(
     session, text = _session(model), _Text(_tokenizer(model), _stops(stop))
     ids = torch.tensor([text.tokenizer.encode(prompt)], dtype=torch.long)
     for (token,) in tokens(session, ids, seed=seed, **options):
-        if token is None:  # a stop id
-            break
-        piece = text.add(token)
+        piece = "" if token is None else text.add(token)
         if piece:
             yield piece
         if text.ended:
@@ -85,19 +89,20 @@ def generate_ids(model: Model | Session, ids: Tensor, *, mask: Tensor | None = N
 def tokens(
     session: Session, ids: Tensor, *, max_new_tokens: int, mask: Tensor | None = None, temperature: float = 1.0,
     top_k: int | None = None, top_p: float | None = None, seed: int = 0, stop_ids: Iterable[int] = (),
-    mode: str = "exact", ended=lambda row: False,
+    mode: str = "exact", ended=lambda row: False, speculate: bool | Drafter = False, draft_tokens: int | None = None,
+    speculation: Speculation | None = None,
 ) -> Iterator[list[int | None]]:  # fmt: skip
-    """Prefills `ids`, then yields the next id of every row; None for a row that has ended.
+    """Prefills `ids`, then yields the next id of every row; None for a row that has none, or none at this time.
 
     A row that ended leaves the batch, and the session. The last token of a row is never read.
 
     Raises: ValueError as `generate`, at the first step.
     """
-    ids = session.checked(ids)
-    check_sampling(temperature, top_k, top_p)
+    ids, sampling = session.checked(ids), Sampling(temperature, top_k, top_p)
     max_new_tokens, stop_ids = operator.index(max_new_tokens), {operator.index(token) for token in stop_ids}
     if max_new_tokens < 0:
         raise ValueError(f"max_new_tokens={max_new_tokens} is negative")
+    drafter, depth = drafter_of(session, speculate, draft_tokens)
     model = session.model
     room, (text, pads) = model.config.max_position_embeddings, (ids, None) if mask is None else left_padded(ids, mask)
     for row in range(len(ids)):
@@ -107,23 +112,83 @@ def tokens(
             raise ValueError(f"{held} tokens and {max_new_tokens} new ones exceed max_position_embeddings={room}")
     # Ids behind the tokenizer's, where a model has them, stand for no text.
     n_ids = model.config.vocab_size if model.tokenizer is None else model.tokenizer.vocab_size
-    running = list(range(ids.shape[0]))
-    generators = [torch.Generator().manual_seed(seed + row) for row in running]
+    rows = [_Row(b, torch.Generator().manual_seed(seed + b)) for b in range(len(ids))]
     logits = session.prefill(ids.to(model.device), mode=mode, mask=None if mask is None else mask.to(model.device))
-    for step in range(max_new_tokens):
-        drawn = [sample(row[:n_ids].cpu(), temperature, top_k, generators[b], top_p)
-                 for b, row in zip(running, logits, strict=True)]  # fmt: skip
-        new: list[int | None] = [None] * ids.shape[0]
-        for b, token in zip(running, drawn, strict=True):
-            new[b] = None if token in stop_ids else token
-        yield new
-        going = [i for i, b in enumerate(running) if new[b] is not None and not ended(b)]
-        if not going or step == max_new_tokens - 1:
+    logits, draft = logits.unsqueeze(1), None
+    while max_new_tokens:
+        _take(session, rows, logits[..., :n_ids].cpu(), draft, sampling, speculation)
+        try:
+            while any(row.waiting for row in rows):
+                new: list[int | None] = [None] * len(ids)
+                for row in rows:
+                    new[row.number] = row.next(stop_ids, max_new_tokens)
+                yield new
+                for row in rows:
+                    if ended(row.number):
+                        row.end()
+        finally:  # also where the caller stops here
+            _take_back(session, rows, draft)
+        going = [i for i, row in enumerate(rows) if not row.ended]
+        if not going:
             return
-        if len(going) < len(running):
+        if len(going) < len(rows):
             session.reorder(going)
-            running = [running[i] for i in going]
-        logits = session.decode(torch.tensor([drawn[i] for i in going], device=model.device))
+            rows = [rows[i] for i in going]
+        columns = torch.tensor([[row.last] for row in rows], device=model.device)
+        most = max(max_new_tokens - row.n_given for row in rows) - 1
+        k, draft = min(depth, most, room - 1 - max(session.lengths)), None
+        if drafter is not None and k > 0:
+            draft = drafter.propose(session, columns[:, 0], k, sampling, [row.generator for row in rows])
+            check_draft(draft, len(rows), k, n_ids)
+            columns = torch.cat([columns, draft.tokens.to(columns)], 1)
+        logits = session.extend(columns)
+
+
+class _Row:
+    """One answer: the tokens that stand and wait to be given."""
+
+    def __init__(self, number: int, generator: torch.Generator):
+        self.number, self.generator = number, generator
+        self.waiting: deque[int] = deque()
+        self.last, self.n_given, self.ended = 0, 0, False
+        self.read = 0  # tokens the session has to keep: all but the last one given
+
+    def next(self, stop_ids: set[int], max_new_tokens: int) -> int | None:
+        """The next token, None where there is none; the last one ends the answer."""
+        if not self.waiting:
+            return None
+        self.last, self.read, self.n_given = self.waiting.popleft(), self.read + 1, self.n_given + 1
+        if self.last in stop_ids:
+            return self.end()
+        if self.n_given == max_new_tokens:
+            self.end()
+        return self.last
+
+    def end(self) -> None:
+        self.ended = True
+        self.waiting.clear()
+
+
+def _take(
+    session: Session, rows: list[_Row], logits: Tensor, draft: Draft | None, sampling: Sampling,
+    speculation: Speculation | None,
+) -> None:  # fmt: skip
+    """The drafted tokens that stand and the one behind them, for every row. Shapes: logits [B,k+1,V]."""
+    k = logits.shape[1] - 1
+    for i, row in enumerate(rows):
+        tokens = [] if draft is None else draft.tokens[i].tolist()
+        chances = None if draft is None or draft.chances is None else draft.chances[i, :, : logits.shape[2]].cpu()
+        n, token = accept(lambda position, i=i: sampling.chances(logits[i, position]), tokens, chances, row.generator)
+        row.waiting.extend([*tokens[:n], token])
+        row.read = session.lengths[i] - k - 1
+        if draft is not None and speculation is not None:
+            speculation.add(k, n)
+
+
+def _take_back(session: Session, rows: list[_Row], draft: Draft | None) -> None:
+    """What fell, or came behind the end of an answer, leaves no trace in the session."""
+    if draft is not None:
+        session.truncate([row.read for row in rows])
 
 
 def padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
