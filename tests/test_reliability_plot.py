@@ -37,7 +37,7 @@ def test_curves_are_named_with_their_error():
 @pytest.mark.parametrize(("bins", "message"), [
     ({}, "nothing to plot: no bins"),
     ({"a": []}, "no bins of a"),
-    ({"a": [Bin(0.5, 1.5, 3)]}, r"a: outcome 1\.5 .* between 0 and 1"),
+    ({"a": [Bin(0.5, 1.5, 3)]}, r"a: outcome 1\.5: .* between 0 and 1"),
     ({"a": [Bin(float("nan"), 0.5, 3)]}, "a: prediction nan"),
     ({"a": [Bin(0.5, 0.5, 0)]}, "a: a bin of 0"),
 ])  # fmt: skip
