@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 
 from tinyds41.infer.schedule import choose_lengths, survival
 from tinyds41.infer.step_curve import StepCurve
@@ -156,6 +157,38 @@ def test_a_position_is_admitted_whatever_the_confidences_behind_it(seed):
                 changed = confidence.copy()
                 changed[r, k:] = later
                 assert min(choose_lengths(changed, curve)[r], k) == min(lengths[r], k)
+
+
+def revealed(confidence, curve) -> list[int]:
+    """The rule token by token: a confidence is looked up once the token before it is admitted, and no other is."""
+    lengths, kept = [0] * len(confidence), 1.0 * len(confidence)
+    reach = {r: float(row[0]) for r, row in enumerate(confidence)}  # survival of each request's next position
+    while reach:
+        r = max(reach, key=lambda r: (reach[r], -r))
+        before, after = (curve.seconds(len(confidence) + sum(lengths) + more) for more in (0, 1))
+        if (kept + reach[r]) / after <= kept / before:
+            break
+        kept += reach[r]
+        lengths[r] += 1
+        a = reach.pop(r)
+        if lengths[r] < confidence.shape[1]:
+            reach[r] = a * float(confidence[r, lengths[r]])
+    return lengths
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_tokens_could_be_drawn_as_they_are_admitted(seed):
+    """Over all requests at once: nothing follows from a token that is not verified, nor from what comes behind it."""
+    confidence = drawn(seed, requests=5, depth=4)
+    if seed % 2:
+        confidence = confidence.round(1)  # equal survivals
+    for curve in (bumpy(seed, 40), linear(start=6.0)):
+        assert choose_lengths(confidence, curve).tolist() == revealed(confidence, curve)
+
+
+def test_a_draft_as_drafters_give_it_is_taken():
+    confidence = torch.tensor([[0.9, 0.5], [0.2, 0.9]], dtype=torch.float64)
+    assert choose_lengths(confidence, linear()).tolist() == choose_lengths(confidence.tolist(), linear()).tolist()
 
 
 def the_fastest(confidence, curve) -> np.ndarray:

@@ -40,6 +40,15 @@ def test_beyond_its_points_it_promises_nothing():
     assert curve.seconds([16, 80]).tolist() == [6, 30]
 
 
+def test_what_every_step_takes_besides_is_added_once():
+    """Behind the last point too, where the seconds of tokens grow in proportion."""
+    curve = CURVE.slower(0.5).slower(0.25)
+    assert curve.seconds([1, 5, 8, 16]).tolist() == [1.75, 2.25, 3.75, 6.75] and CURVE.seconds(8) == 3
+    for bad in (-1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=f"overhead={bad}"):
+            CURVE.slower(bad)
+
+
 @pytest.mark.parametrize(("tokens", "seconds", "message"), [
     ((), (), "no points"), ((1, 2), (1.0,), "2 counts of tokens, 1 times"),
     ((2, 2), (1.0, 1.0), r"tokens \[2, 2\]: rising"), ((0, 2), (1.0, 1.0), r"tokens \[0, 2\]: .* from 1 on"),
@@ -139,6 +148,15 @@ def test_another_machine_model_or_setting_is_measured_for_itself(model, counted,
     monkeypatch.setattr(step_curve, "device_name", lambda device: "another processor")
     cached_curve(model, tmp_path)
     assert len(counted) == len(list(tmp_path.iterdir())) == 8
+
+
+def test_a_drafter_makes_a_step_longer_so_it_counts(counted, tmp_path):
+    """Its windows are written for every token that is read."""
+    model = Model(SHORT)
+    cached_curve(model, tmp_path)
+    model.mtp = torch.nn.Identity()
+    cached_curve(model, tmp_path)
+    assert len(counted) == 2
 
 
 def test_what_does_not_change_a_step_is_not_measured_again(counted, tmp_path):

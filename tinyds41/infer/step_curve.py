@@ -9,7 +9,7 @@ import logging
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -37,13 +37,14 @@ class StepCurve:
     Between two measured points the seconds lie on a line. More tokens may take less time, as measured. Fewer than the
     fewest measured take as long as those; more than the most take their share of them, as if nothing were gained.
 
-    tokens: rising counts; times: seconds of a step with so many.
+    tokens: rising counts; times: seconds of a step with so many; overhead: seconds that every step takes besides.
     Raises: ValueError for points that cannot be.
     Source: spec 10.6.
     """
 
     tokens: tuple[int, ...]
     times: tuple[float, ...]
+    overhead: float = 0.0
 
     def __post_init__(self) -> None:
         _check_counts(self.tokens)
@@ -52,17 +53,23 @@ class StepCurve:
         for seconds in self.times:
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
                 raise ValueError(f"seconds {seconds!r}: a positive number is needed")
+        if not 0 <= self.overhead < math.inf:
+            raise ValueError(f"overhead={self.overhead}: 0 or a positive finite number of seconds is needed")
 
     def seconds(self, n_tokens: ArrayLike) -> NDArray[np.float64]:
         """Of a step with so many tokens. Raises: ValueError for a count below 1."""
         counts = np.asarray(n_tokens)
         if (counts < 1).any():
             raise ValueError(f"{counts.min()} tokens: a step has at least 1")
-        return np.interp(counts, self.tokens, self.times) * np.maximum(1, counts / self.tokens[-1])
+        return np.interp(counts, self.tokens, self.times) * np.maximum(1, counts / self.tokens[-1]) + self.overhead
 
     def steps_per_second(self, n_tokens: ArrayLike) -> NDArray[np.float64]:
         """Raises: as `seconds`."""
         return 1 / self.seconds(n_tokens)
+
+    def slower(self, seconds: float) -> StepCurve:
+        """The curve where every step takes so much longer, whatever its tokens: by the making of drafts."""
+        return replace(self, overhead=self.overhead + seconds)
 
 
 def measure_curve(
@@ -161,6 +168,7 @@ def _identity(model: Model, tokens: Sequence[int], rows: int, context: int) -> d
     return {
         "machine": f"{model.device}: {device_name(model.device)}", "threads": torch.get_num_threads(),
         "torch": torch.__version__, "dtype": str(model.dtype),
+        "drafts": getattr(model, "mtp", None) is not None,  # a drafter's windows are written too
         "config": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
         "tokens": list(tokens), "rows": rows, "context": context,
     }  # fmt: skip
@@ -176,10 +184,10 @@ def _read(path: Path, of: Mapping[str, Any]) -> StepCurve:
         raise ValueError("it holds no object")
     if content.get("of") != dict(of):
         raise ValueError("it is of another machine, model or setting")
-    points = [content.get(name) for name in ("tokens", "seconds")]
-    if not all(isinstance(values, list) for values in points):
+    tokens, seconds = content.get("tokens"), content.get("seconds")
+    if not isinstance(tokens, list) or not isinstance(seconds, list):
         raise ValueError("it lacks the lists tokens and seconds")
-    curve = StepCurve(*(tuple(values) for values in points if values is not None))
+    curve = StepCurve(tuple(tokens), tuple(seconds))
     if list(curve.tokens) != of["tokens"]:
         raise ValueError(f"its points are {list(curve.tokens)}, not {of['tokens']}")
     return curve
