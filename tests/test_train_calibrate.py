@@ -16,6 +16,7 @@ from tinyds41.train.calibrate import (
     confidences,
     errors,
     fit_temperatures,
+    noise_floor,
     pooled_reliability,
     reliability,
 )
@@ -190,6 +191,53 @@ def test_the_interval_of_a_known_error_covers_it():
     assert covered >= 32  # 0.95 wished; resampling adds noise of its own, which raises both ends
 
 
+def test_the_interval_of_passages_is_that_of_resampled_passages():
+    """Passages of 1, 2, ... blocks, mixed up; each drawn one comes with all of its blocks."""
+    blocks, passages = drawn(21, (2.0, 2.0)), np.random.default_rng(2).permutation(np.repeat(range(6), range(1, 7)))
+    rng, measured = np.random.default_rng(3), []
+    for _ in range(40):
+        rows = [row for passage in rng.integers(0, 6, 6) for row in range(21) if passages[row] == passage]
+        measured.append(errors(blocks.take(rows), ()).overall)
+    found = bootstrap_interval(blocks, lambda part: errors(part, ()).overall, draws=40, seed=3, passages=passages)
+    assert found == pytest.approx((np.quantile(measured, 0.025), np.quantile(measured, 0.975)), abs=1e-12)
+
+
+def test_blocks_that_hang_together_make_the_interval_wider():
+    """Each block ten times over, as neighbours in a text are alike: there is no more to know than of one."""
+    alone = drawn(60, (3.0, 3.0))
+    tenfold = alone.take(np.repeat(range(60), 10))
+
+    def width(**options):
+        low, high = bootstrap_interval(tenfold, lambda part: errors(part, ()).overall, draws=80, **options)
+        return high - low
+
+    assert width(passages=np.repeat(range(60), 10)) > 2 * width()  # the root of 10, less where bins share blocks
+
+
+# --- The floor.
+
+
+def test_the_floor_is_the_error_of_confidences_that_are_right():
+    """Drawn by confidences under the temperatures, up to the first rejection; averaged over draws."""
+    blocks, temperatures = drawn(40, (2.0, 2.0)), (2.0, 0.5)
+    rng, chance, found = np.random.default_rng(5), confidences(blocks.logits, temperatures), []
+    for _ in range(7):
+        accepted = (rng.random(chance.shape) < chance).astype(float)
+        found.append(errors(Blocks(blocks.logits, accepted), temperatures))
+    floor = noise_floor(blocks, temperatures, draws=7, seed=5)
+    assert floor.overall == pytest.approx(np.mean([each.overall for each in found]), abs=1e-12)
+    assert floor.by_position == pytest.approx(np.mean([each.by_position for each in found], 0), abs=1e-12)
+
+
+def test_the_floor_sinks_with_the_root_of_the_blocks_and_knows_no_outcomes():
+    few, many = (noise_floor(drawn(n, (1.0,) * 3), ()) for n in (500, 8000))
+    assert 0.2 < many.overall / few.overall < 0.3  # the root of 16 is 4
+    blocks = drawn(500, (1.0,) * 3)
+    assert noise_floor(Blocks(blocks.logits, np.zeros((500, 3))), ()) == few
+    right, wrong = errors(blocks, ()).overall, errors(drawn(500, (3.0,) * 3), ()).overall
+    assert right < 1.5 * few.overall and wrong > 3 * few.overall
+
+
 # --- What is refused.
 
 
@@ -214,6 +262,8 @@ def test_blocks_that_cannot_be_are_refused(logits, accepted, message):
     (lambda blocks: reliability([], []), "no predictions"),
     (lambda blocks: bootstrap_interval(blocks, len, draws=0), "draws=0"),
     (lambda blocks: bootstrap_interval(blocks, len, level=1.0), r"level=1\.0: between 0 and 1"),
+    (lambda blocks: bootstrap_interval(blocks, len, passages=[1, 2]), "2 passages for 4 blocks"),
+    (lambda blocks: noise_floor(blocks, (), draws=0), "draws=0"),
 ])  # fmt: skip
 def test_settings_that_cannot_be_are_refused(call, message):
     with pytest.raises(ValueError, match=message):

@@ -54,6 +54,7 @@ class Blocks:
 
     def take(self, rows: ArrayLike) -> Blocks:
         """These blocks, in this order."""
+        rows = np.asarray(rows, dtype=np.intp)
         return Blocks(self.logits[rows], self.accepted[rows])
 
 
@@ -158,26 +159,66 @@ def fit_temperatures(blocks: Blocks, bins: int = BINS) -> tuple[float, ...]:
     return tuple(temperatures)
 
 
+def noise_floor(
+    blocks: Blocks, temperatures: Sequence[float], bins: int = BINS, *, draws: int = 20, seed: int = 0
+) -> Errors:
+    """The mean errors that as many blocks would show whose confidences are exactly right, as outcomes of 0 and 1.
+
+    Every bin's share is off by chance, and each miss counts as error: what is near this floor says nothing against
+    the drafter. It sinks with the root of the blocks.
+
+    Raises: ValueError for draws below 1, and as `errors`.
+    """
+    _check_draws(draws)
+    rng, chance = np.random.default_rng(seed), confidences(blocks.logits, temperatures)
+    drawn = (Blocks(blocks.logits, (rng.random(chance.shape) < chance).astype(np.float64)) for _ in range(draws))
+    found = [errors(each, temperatures, bins) for each in drawn]
+    by_position = np.mean([each.by_position for each in found], 0)
+    return Errors(tuple(by_position.tolist()), float(np.mean([each.overall for each in found])))
+
+
 def bootstrap_interval(
-    blocks: Blocks, measure: Callable[[Blocks], float], *, draws: int = 500, level: float = 0.95, seed: int = 0
-) -> tuple[float, float]:
+    blocks: Blocks, measure: Callable[[Blocks], float], *, passages: ArrayLike | None = None, draws: int = 500,
+    level: float = 0.95, seed: int = 0,
+) -> tuple[float, float]:  # fmt: skip
     """Between what values `measure` lies on blocks drawn anew from these, with repetition.
 
     Whole blocks are drawn: what happens at their positions hangs together. Drawing adds noise of its own, which a
-    calibration error counts as error: the interval leans upwards. Blocks of one passage are no independent draws;
-    where many are, it is too narrow.
+    calibration error counts as error: the interval leans upwards, and near the floor it lies above the truth.
 
+    passages: which text each block is from, as a number. Then whole passages are drawn, as blocks of one are alike and
+        no independent draws; without it the interval is too narrow for them.
     level: the share of the draws inside.
-    Raises: ValueError for draws below 1, a level outside 0..1.
+    Shapes: passages [n].
+    Raises: ValueError for draws below 1, a level outside 0..1, another number of passages than blocks.
     """
-    if draws < 1:
-        raise ValueError(f"draws={draws}: at least one is needed")
+    _check_draws(draws)
     if not 0 < level < 1:
         raise ValueError(f"level={level}: between 0 and 1 is needed")
-    rng, n = np.random.default_rng(seed), len(blocks.logits)
-    measured = [measure(blocks.take(rng.integers(0, n, n))) for _ in range(draws)]
+    groups = None if passages is None else _groups(len(blocks.logits), passages)
+    rng, n = np.random.default_rng(seed), len(blocks.logits if groups is None else groups)
+    measured = []
+    for _ in range(draws):
+        drawn = rng.integers(0, n, n)
+        rows = drawn if groups is None else np.concatenate([groups[i] for i in drawn])
+        measured.append(measure(blocks.take(rows)))
     low, high = np.quantile(measured, ((1 - level) / 2, (1 + level) / 2))
     return float(low), float(high)
+
+
+def _groups(n: int, passages: ArrayLike) -> list[NDArray[np.intp]]:
+    """The blocks of each passage, in order."""
+    passages = np.asarray(passages)
+    if passages.shape != (n,):
+        raise ValueError(f"{passages.size} passages for {n} blocks: one for each is needed")
+    _, place = np.unique(passages, return_inverse=True)
+    order = np.argsort(place, kind="stable")
+    return np.split(order, np.bincount(place).cumsum()[:-1])
+
+
+def _check_draws(draws: int) -> None:
+    if draws < 1:
+        raise ValueError(f"draws={draws}: at least one is needed")
 
 
 def _sigmoid(x: Numbers) -> Numbers:
