@@ -172,6 +172,36 @@ def test_engram_and_dspark_sizes_make_sense():
         expect_refusal(f"dspark_target_layer_ids names layer {layer} .. 0..7", dspark_target_layer_ids=(5, layer))
 
 
+# --- Temperatures of the drafter's confidences: ours, one per draft position, or none at all.
+
+
+def test_temperatures_are_one_per_draft_position_or_none():
+    assert NANO.dspark_block_size == 5 and NANO.dspark_temperatures == ()
+    assert NANO.replace(dspark_temperatures=[0.5, 1, 1.5, 2, 7]).dspark_temperatures == (0.5, 1, 1.5, 2, 7)
+    for few in ([1.0], [1.0] * 6):
+        expect_refusal(f"dspark_temperatures has {len(few)} entries .. dspark_block_size=5 .. none at all",
+                       dspark_temperatures=few)  # fmt: skip
+    assert NANO.replace(num_nextn_predict_layers=0, dspark_temperatures=[2.0]).dspark_temperatures == (2.0,)
+
+
+@pytest.mark.parametrize("bad", [0, -1.5, 2**31])
+def test_a_temperature_is_positive(bad):
+    expect_refusal(f"dspark_temperatures=[1.0, 1.0, 1.0, 1.0, {bad}] .. positive .. at most {2**31 - 1}",
+                   dspark_temperatures=[1.0, 1.0, 1.0, 1.0, bad])  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", [None, 3, "23", [2, "3"], [math.nan], [math.inf], [None], [True], [[1.0]]])
+def test_a_list_of_finite_numbers_is_needed_where_one_is_declared(bad):
+    assert fields_declared("tuple[float, ...]") == ["dspark_temperatures"]
+    expect_refusal(f"dspark_temperatures={bad!r} .. a list of finite numbers", dspark_temperatures=bad)
+
+
+def test_temperatures_survive_writing_and_reading(tmp_path):
+    config = NANO.replace(dspark_temperatures=[0.5, 1.0, 1.5, 2.0, 2.5])
+    config.to_json(tmp_path / "config.json")
+    assert Config.from_json(tmp_path / "config.json") == config
+
+
 # --- YaRN.
 
 
@@ -255,11 +285,14 @@ def test_any_json_value_in_any_field_loads_or_is_a_value_error():
 
 # --- Reading and writing.
 
+OURS = {"quantize_cache": True, "quantize_engram": True, "mhc_mode": "single_pass", "initializer_range": 0.02,
+        "dspark_temperatures": []}  # fmt: skip
+
 
 def released_file() -> dict:
     """The shape of a released config.json: text fields nested, vision beside them, fields unknown to us in both."""
     text = {name: value for name, value in Config.preset("flash").to_dict()["text_config"].items()
-            if name not in ("quantize_cache", "quantize_engram", "mhc_mode", "initializer_range")}  # fmt: skip
+            if name not in OURS}
     return {
         "architectures": ["DeepseekV41ForConditionalGeneration"],
         "vision_config": {"depth": 27, "patch_size": 14, "nested": {"list": [1, None, "a"]}},
@@ -276,9 +309,7 @@ def test_a_released_file_comes_back_with_vision_and_unknown_fields_in_place(tmp_
     assert config.hidden_size == 5120
     config.to_json(tmp_path / "again.json")
     written = json.loads((tmp_path / "again.json").read_text())
-    ours = {"quantize_cache": True, "quantize_engram": True, "mhc_mode": "single_pass",
-            "initializer_range": 0.02}  # fmt: skip
-    assert written == {**content, "text_config": {**content["text_config"], **ours}}
+    assert written == {**content, "text_config": {**content["text_config"], **OURS}}
     assert Config.from_json(tmp_path / "again.json") == config
 
 

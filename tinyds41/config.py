@@ -82,12 +82,13 @@ class Config:
     quantize_engram: bool = True  # Engram rows see FP8
     mhc_mode: str = "single_pass"  # "multi_pass" (V4) and "residual" are ablations
     initializer_range: float = 0.02  # standard deviation of initial matrices; narrow models learn faster with more
+    dspark_temperatures: tuple[float, ...] = ()  # of the confidence at each draft position; none: 1 everywhere
     # Fields of the file that we do not use: {"text": inside text_config, "outer": around it}; written back.
     extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        for name in _tuple_fields():
-            object.__setattr__(self, name, as_tuple(name, getattr(self, name)))
+        for name, kind in _tuple_fields().items():
+            object.__setattr__(self, name, as_tuple(name, getattr(self, name), kind))
         check_config(self)
         self._plan  # noqa: B018  (derives and checks the schedule once)
 
@@ -180,8 +181,10 @@ def _required() -> list[str]:
     return [f.name for f in dataclasses.fields(Config) if f.default is f.default_factory]  # both MISSING
 
 
-def _tuple_fields() -> list[str]:
-    return [f.name for f in dataclasses.fields(Config) if str(f.type).startswith("tuple")]
+def _tuple_fields() -> dict[str, str]:
+    """What each list holds: int or float."""
+    declared = {f.name: str(f.type) for f in dataclasses.fields(Config)}
+    return {name: kind[len("tuple[") :].split(",")[0] for name, kind in declared.items() if kind.startswith("tuple")}
 
 
 def _plain(value: Any) -> Any:

@@ -38,10 +38,11 @@ def check_config(config: Config) -> None:
     _check_dspark(config)
 
 
-def as_tuple(name: str, value: Any) -> tuple[int, ...]:
-    """The whole numbers of a list; a field of lists holds nothing else. Raises ValueError."""
-    if not isinstance(value, list | tuple) or not all(_is_whole(item) for item in value):
-        raise ValueError(f"{name}={value!r}: a list of whole numbers is needed")
+def as_tuple(name: str, value: Any, kind: str = "int") -> tuple[Any, ...]:
+    """The numbers of a list, whole ones unless `kind` is float; a list holds nothing else. Raises ValueError."""
+    fits, wanted = (_is_number, "finite numbers") if kind == "float" else (_is_whole, "whole numbers")
+    if not isinstance(value, list | tuple) or not all(fits(item) for item in value):
+        raise ValueError(f"{name}={value!r}: a list of {wanted} is needed")
     return tuple(value)
 
 
@@ -174,6 +175,17 @@ def _check_dspark(config: Config) -> None:
             raise ValueError(
                 f"dspark_target_layer_ids names layer {layer}: layers are 0..{config.num_hidden_layers - 1}")
     _check_token("dspark_noise_token_id", config.dspark_noise_token_id, config.vocab_size)
+    _check_temperatures(config)
+
+
+def _check_temperatures(config: Config) -> None:
+    temperatures, n_positions = config.dspark_temperatures, config.dspark_block_size
+    if len(temperatures) not in (0, n_positions):
+        raise ValueError(f"dspark_temperatures has {len(temperatures)} entries, dspark_block_size={n_positions}: "
+                         "one per draft position is needed, or none at all")  # fmt: skip
+    if not all(0 < temperature <= LARGEST for temperature in temperatures):
+        raise ValueError(
+            f"dspark_temperatures={list(temperatures)}: positive numbers are needed, of at most {LARGEST}")
 
 
 def _check_token(name: str, token: int | None, vocab_size: int) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from tinyds41.machine import device_name
 from tinyds41.tables import aligned
 from tinyds41.whole_file import write_whole
 
@@ -56,28 +57,14 @@ def in_fresh_process(module: str, *arguments: str) -> dict[str, Any]:
 
 def circumstances(device: str = "cpu", dtype: str = "float32") -> dict[str, Any]:
     """What a reader must know to compare a measured number."""
-    if torch.device(device).type == "cuda":
-        name = torch.cuda.get_device_name(device)
-    else:
-        name = _processor() or platform.machine()
     return {
         "date": datetime.date.today().isoformat(),
-        "device": f"{device}: {name}",
+        "device": f"{device}: {device_name(device)}",
         "dtype": dtype,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-
-
-def _processor() -> str | None:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or None
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
