@@ -27,13 +27,16 @@ def generate(
 
     temperature: 0 takes the likeliest token. top_k, top_p: see `sample`. stop_ids, stop: an id or a text that ends
     the answer and is not part of it. seed: row i draws from seed + i, so it writes what it would write alone.
-    mode: of the prefill. speculate: a drafter proposes `draft_tokens` tokens at a time, by default all it can, and the
-    model checks them in one run: the answers are distributed as without, at temperature 0 they are the same. True is
-    the model's own drafter. speculation: counts what was proposed and accepted. A session goes on from what it holds; afterwards it has read all of the answer but the last
+    mode: of the prefill. A session goes on from what it holds; afterwards it has read all of the answer but the last
     token, or with a stop text what came after it.
 
+    speculate: a drafter proposes `draft_tokens` tokens at a time, by default all it can, and the model checks them in
+    one run. Answers are distributed as without, and at temperature 0 the same up to rounding. True is the model's own
+    drafter. speculation: counts what was proposed and accepted.
+
     Raises: ValueError for a model without a tokenizer, an empty prompt or stop text, impossible numbers, more tokens
-        than max_position_embeddings, several prompts for a session, and as `drafter_of` and `check_draft`; FloatingPointError for logits that are not finite.
+        than max_position_embeddings, several prompts for a session, and as `drafter_of` and `check_draft`;
+        FloatingPointError for logits that are not finite.
     """
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p,
                "stop_ids": stop_ids, "mode": mode, "speculate": speculate, "draft_tokens": draft_tokens,
@@ -135,8 +138,8 @@ def tokens(
             session.reorder(going)
             rows = [rows[i] for i in going]
         columns = torch.tensor([[row.last] for row in rows], device=model.device)
-        most = max(max_new_tokens - row.n_given for row in rows) - 1
-        k, draft = min(depth, most, room - 1 - max(session.lengths)), None
+        # As deep near the end of an answer: what a row draws must not depend on how far the others are.
+        k, draft = min(depth, room - 1 - max(session.lengths)), None
         if drafter is not None and k > 0:
             draft = drafter.propose(session, columns[:, 0], k, sampling, [row.generator for row in rows])
             check_draft(draft, len(rows), k, n_ids)

@@ -99,7 +99,8 @@ def drafter_of(session: Session, speculate: bool | Drafter, draft_tokens: int | 
     if speculate is True and session.model.mtp is None:
         raise ValueError("speculate=True: this model has no drafter; load(folder, draft=True) reads one where there "
                          "is one, and any Drafter can be passed")  # fmt: skip
-    drafter = DSparkDrafter(session.model) if speculate is True else speculate
+    temperatures = session.model.config.dspark_temperatures
+    drafter = DSparkDrafter(session.model, temperatures) if speculate is True else speculate
     if not hasattr(drafter, "propose"):
         raise ValueError(f"speculate={speculate!r}: True, False or a Drafter is needed")
     depth = drafter.depth if draft_tokens is None else operator.index(draft_tokens)
