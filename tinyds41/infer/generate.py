@@ -1,16 +1,19 @@
-"""Writing text: prefill once, then one token after the other from a session."""
+"""Writing text: prefill once, then token after token from a session."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
 
+from tinyds41.infer.draft import Drafter, Sampling
 from tinyds41.infer.padding import left_padded
-from tinyds41.infer.sample import check_sampling, sample
 from tinyds41.infer.session import Session
+from tinyds41.infer.speculate import Speculation, Writer, drafter_of
 from tinyds41.model.transformer import Model
 from tinyds41.tokenizer import Tokenizer
 
@@ -18,7 +21,8 @@ from tinyds41.tokenizer import Tokenizer
 def generate(
     model: Model | Session, prompt: str | Sequence[str], *, max_new_tokens: int = 100, temperature: float = 1.0,
     top_k: int | None = None, top_p: float | None = None, seed: int = 0, stop_ids: Iterable[int] = (),
-    stop: str | Sequence[str] = (), mode: str = "exact",
+    stop: str | Sequence[str] = (), mode: str = "exact", speculate: bool | Drafter = False,
+    draft_tokens: int | None = None, speculation: Speculation | None = None,
 ) -> str | list[str]:  # fmt: skip
     """Continues a prompt and returns the new text alone; several prompts run as one batch and give a list.
 
@@ -27,11 +31,18 @@ def generate(
     mode: of the prefill. A session goes on from what it holds; afterwards it has read all of the answer but the last
     token, or with a stop text what came after it.
 
+    speculate: True, or a `Drafter`: steps of several tokens, that write what single ones would. At temperature 0 these
+    are the same tokens; above it they are drawn from the same chances, by other random numbers. draft_tokens: how many
+    are drafted at a time, the drafter's depth where None. speculation: counts what became of them.
+
     Raises: ValueError for a model without a tokenizer, an empty prompt or stop text, impossible numbers, more tokens
-        than max_position_embeddings, several prompts for a session; FloatingPointError for logits that are not finite.
+        than max_position_embeddings, several prompts for a session, a drafter that does not suit (`drafter_of`) or
+        whose drafts do not (`check_draft`); FloatingPointError for logits that are not finite.
+    Source: spec 10.7.
     """
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p,
-               "stop_ids": stop_ids, "mode": mode}  # fmt: skip
+               "stop_ids": stop_ids, "mode": mode, "speculate": speculate, "draft_tokens": draft_tokens,
+               "speculation": speculation}  # fmt: skip
     if isinstance(prompt, str):
         return "".join(stream(model, prompt, stop=stop, seed=seed, **options))
     if isinstance(model, Session):
@@ -85,45 +96,81 @@ def generate_ids(model: Model | Session, ids: Tensor, *, mask: Tensor | None = N
 def tokens(
     session: Session, ids: Tensor, *, max_new_tokens: int, mask: Tensor | None = None, temperature: float = 1.0,
     top_k: int | None = None, top_p: float | None = None, seed: int = 0, stop_ids: Iterable[int] = (),
-    mode: str = "exact", ended=lambda row: False,
+    mode: str = "exact", speculate: bool | Drafter = False, draft_tokens: int | None = None,
+    speculation: Speculation | None = None, ended=lambda row: False,
 ) -> Iterator[list[int | None]]:  # fmt: skip
-    """Prefills `ids`, then yields the next id of every row; None for a row that has ended.
+    """Prefills `ids`, then yields the next id of every row; None for a row that has ended, or waits for others.
 
-    A row that ended leaves the batch, and the session. The last token of a row is never read.
+    The tokens that one step writes in a row are yielded one after the other. A row that ended leaves the batch, and
+    the session. The last token of a row is never read, nor what was drafted behind it.
 
     Raises: ValueError as `generate`, at the first step.
     """
-    ids = session.checked(ids)
-    check_sampling(temperature, top_k, top_p)
+    ids, sampling = session.checked(ids), Sampling(temperature, top_k, top_p)
     max_new_tokens, stop_ids = operator.index(max_new_tokens), {operator.index(token) for token in stop_ids}
+    _check_room(session, ids, mask, max_new_tokens)
+    drafter, depth = drafter_of(session, speculate, draft_tokens)
+    writer = Writer(session, sampling, [seed + b for b in range(len(ids))], drafter, depth, speculation)
+    device = session.model.device
+    logits = session.prefill(ids.to(device), mode=mode, mask=None if mask is None else mask.to(device))
+    rows = [_Row(b, max_new_tokens) for b in range(len(ids))]
+    new = writer.first(logits) if max_new_tokens else []
+    while new:
+        try:
+            for column in zip_longest(*new):
+                told: list[int | None] = [None] * len(ids)
+                for row, token in zip(rows, column, strict=True):
+                    if token is not None and not row.over:
+                        told[row.number] = row.take(token, stop_ids)
+                yield told
+                for row in rows:
+                    row.over = row.over or ended(row.number)
+                if all(row.over for row in rows):
+                    break
+        finally:  # also where nobody wants the rest
+            writer.settle([row.taken for row in rows])
+        going = [i for i, row in enumerate(rows) if not row.over]
+        if not going:
+            return
+        if len(going) < len(rows):
+            writer.keep(going)
+            rows = [rows[i] for i in going]
+        new = writer.step([row.begin() for row in rows], [row.left for row in rows])
+
+
+@dataclass
+class _Row:
+    """One prompt's answer: its number, the tokens it may still have, those of this step and the last of them."""
+
+    number: int
+    left: int
+    taken: int = 0
+    last: int = 0
+    over: bool = False
+
+    def begin(self) -> int:
+        """A step begins; behind which token."""
+        self.taken = 0
+        return self.last
+
+    def take(self, token: int, stop_ids: set[int]) -> int | None:
+        """One more token; None where it ends the answer and is not part of it."""
+        self.last, self.taken, self.left = token, self.taken + 1, self.left - 1
+        self.over = token in stop_ids or not self.left
+        return None if token in stop_ids else token
+
+
+def _check_room(session: Session, ids: Tensor, mask: Tensor | None, max_new_tokens: int) -> None:
     if max_new_tokens < 0:
         raise ValueError(f"max_new_tokens={max_new_tokens} is negative")
-    model = session.model
-    room, (text, pads) = model.config.max_position_embeddings, (ids, None) if mask is None else left_padded(ids, mask)
+    room, (text, pads) = session.model.config.max_position_embeddings, (ids, None)
+    if mask is not None:
+        text, pads = left_padded(ids, mask)
     for row in range(len(ids)):
         past = session.lengths[row] if len(session.lengths) == len(ids) else 0
         held = past + text.shape[1] - (pads[row] if pads else 0)
         if held + max_new_tokens - 1 > room:
             raise ValueError(f"{held} tokens and {max_new_tokens} new ones exceed max_position_embeddings={room}")
-    # Ids behind the tokenizer's, where a model has them, stand for no text.
-    n_ids = model.config.vocab_size if model.tokenizer is None else model.tokenizer.vocab_size
-    running = list(range(ids.shape[0]))
-    generators = [torch.Generator().manual_seed(seed + row) for row in running]
-    logits = session.prefill(ids.to(model.device), mode=mode, mask=None if mask is None else mask.to(model.device))
-    for step in range(max_new_tokens):
-        drawn = [sample(row[:n_ids].cpu(), temperature, top_k, generators[b], top_p)
-                 for b, row in zip(running, logits, strict=True)]  # fmt: skip
-        new: list[int | None] = [None] * ids.shape[0]
-        for b, token in zip(running, drawn, strict=True):
-            new[b] = None if token in stop_ids else token
-        yield new
-        going = [i for i, b in enumerate(running) if new[b] is not None and not ended(b)]
-        if not going or step == max_new_tokens - 1:
-            return
-        if len(going) < len(running):
-            session.reorder(going)
-            running = [running[i] for i in going]
-        logits = session.decode(torch.tensor([drawn[i] for i in going], device=model.device))
 
 
 def padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
