@@ -16,7 +16,7 @@ from torch import Tensor
 from tinyds41.infer.draft import Draft, Sampling
 from tinyds41.infer.generate import generate_ids
 from tinyds41.infer.session import Session
-from tinyds41.infer.speculate import Speculation, accept, drafter_of
+from tinyds41.infer.speculate import Speculation, Writer, accept, drafter_of
 from tinyds41.model.transformer import Model
 from tinyds41.tokenizer import Tokenizer
 
@@ -124,6 +124,13 @@ def test_where_rounding_leaves_no_rest_the_model_decides():
     q = torch.tensor([[math.nextafter(0.5, 1), 0.5]], dtype=torch.float64)
     count, chances = accept(p, q, torch.tensor([0]), torch.tensor([math.nextafter(1, 0)], dtype=torch.float64))
     assert count == 0 and chances.tolist() == [0.5, 0.5]
+
+
+def test_drafts_draw_from_other_numbers_than_what_judges_them(model):
+    """Else a token would be likelier where the number that judges it is low, and the rule would not hold."""
+    writer = Writer(Session(model), Sampling(), [5, 6], Given(Draft(torch.tensor([[5]]))), 1)
+    drawn = [torch.rand(1, generator=generator).item() for generator in (*writer.generators, *writer.drafting)]
+    assert len(set(drawn)) == 4
 
 
 # ---- refusals ----

@@ -267,6 +267,19 @@ def test_stop_texts_and_pieces_are_those_of_single_tokens():
         assert generate(model, [prompt, prompt], stop=stop, speculate=drafter, **options) == [expected, expected]
 
 
+@pytest.mark.parametrize("taken", range(1, 8))
+def test_nothing_is_told_behind_the_token_that_ended_a_row(model, taken):
+    """As a stop text does, in the middle of a step."""
+    ids = random_ids(1, 6)
+    written, states = plain_states(model, ids, 8)
+    told, session = [], Session(model)
+    drafter = Scripted([[*ids[0].tolist(), *written]], 5, lambda number: 5)
+    for (token,) in tokens(session, ids, max_new_tokens=8, temperature=0, speculate=drafter,
+                           ended=lambda row: len(told) == taken):  # fmt: skip
+        told.append(token)
+    assert told == written[:taken] and session.fingerprint() == states[taken - 1]
+
+
 # ---- sampled ----
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 
 import torch
@@ -116,7 +116,8 @@ class Writer:
     """Writes on in the rows of a session, step by step; without a drafter one token each: plain decoding.
 
     The last token of a row, its anchor, is written and not read. Each row draws from generators of its own, and
-    drafts from others than what judges them, so that it writes what it would write alone.
+    drafts from others than what judges them, so that it writes what it would write alone. (But where the longest row is
+    about to fill max_position_embeddings, all rows draft less.)
     """
 
     def __init__(self, session: Session, sampling: Sampling, seeds: Sequence[int], drafter: Drafter | None = None,
@@ -215,7 +216,7 @@ def check_draft(draft: Draft, rows: int, depth: int, n_ids: int, vocab_size: int
         raise ValueError(f"drafted id {low if low < 0 else high}: the model has the ids 0 to {n_ids - 1}, "
                          "the drafter another vocabulary")  # fmt: skip
     if chances is None:
-        return Draft(tokens.long())
+        return replace(draft, tokens=tokens.long())
     if chances.shape != (rows, depth, vocab_size):
         raise ValueError(f"chances of shape {tuple(chances.shape)}: expected {(rows, depth, vocab_size)}")
     chances = chances[..., :n_ids].cpu().double()
@@ -229,4 +230,4 @@ def check_draft(draft: Draft, rows: int, depth: int, n_ids: int, vocab_size: int
     nothing = (chances.gather(-1, tokens.long().unsqueeze(-1)) == 0).flatten().nonzero()
     if len(nothing):
         raise ValueError(f"the drafter gives {int(tokens.flatten()[nothing[0, 0]])} a chance of 0 and proposes it")
-    return Draft(tokens.long(), chances)
+    return replace(draft, tokens=tokens.long(), chances=chances)
