@@ -7,7 +7,7 @@ import torch
 from models import NANO, clear_choice, random_ids, scattered
 
 from tinyds41.infer.generate import generate, generate_ids, padded, stream, tokens
-from tinyds41.infer.sample import likeliest, sample
+from tinyds41.infer.sample import chances, likeliest, sample
 from tinyds41.infer.session import Session
 from tinyds41.model.transformer import Model
 from tinyds41.tokenizer import Tokenizer
@@ -152,6 +152,15 @@ def test_top_p_keeps_the_fewest_likeliest_ids(top_p, expected):
 
 def test_of_equal_shares_top_p_keeps_the_lowest_ids():
     assert likeliest(torch.full((5,), 0.2, dtype=torch.float64), 0.35).int().tolist() == [1, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("options", [(0, None, None), (0.7, 5, 0.8), (1.3, None, 0.5)])
+def test_chances_of_several_rows_are_those_of_each(options):
+    """Bit for bit: what a row draws must not follow from the rows beside it."""
+    logits = torch.randn(2, 3, 40, generator=torch.Generator().manual_seed(0)).round(decimals=1)
+    found = chances(logits, *options)
+    assert torch.equal(found, torch.stack([torch.stack([chances(row, *options) for row in rows]) for rows in logits]))
+    torch.testing.assert_close(found.sum(-1), torch.ones(2, 3, dtype=torch.float64))
 
 
 def test_samples_follow_the_shares():

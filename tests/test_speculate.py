@@ -1,312 +1,260 @@
-"""Speculative decoding: the same answers as without a drafter, and a session that shows no trace of it."""
+"""The rule that makes drafts lossless, on distributions; what is refused; what is counted."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
-from chi_square import chi_square_at_one_percent
+from drafters import Given, Scripted
 from models import NANO, random_ids, scattered
+from sessions import SHORT
 from torch import Tensor
 
-import tinyds41 as ds
 from tinyds41.infer.draft import Draft, Sampling
-from tinyds41.infer.generate import generate, generate_ids, stream, tokens
-from tinyds41.infer.ngram_drafter import NGramDrafter
+from tinyds41.infer.dspark_drafter import DSparkDrafter
+from tinyds41.infer.generate import generate_ids
 from tinyds41.infer.session import Session
-from tinyds41.infer.speculate import Speculation, accept, check_draft
+from tinyds41.infer.speculate import Speculation, Writer, accept, drafter_of
+from tinyds41.model.transformer import Model
+from tinyds41.tokenizer import Tokenizer
 
-W = NANO.sliding_window
-P = torch.tensor([0.5, 0.3, 0.2, 0.0, 0.0], dtype=torch.float64)  # truncated: the last two are never chosen
-P2 = torch.tensor([0.1, 0.0, 0.25, 0.65, 0.0], dtype=torch.float64)
-P3 = torch.tensor([0.0, 0.4, 0.0, 0.0, 0.6], dtype=torch.float64)
-Q = torch.tensor([[0.15, 0.45, 0.0, 0.4, 0.0], [0.6, 0.0, 0.2, 0.0, 0.2]], dtype=torch.float64)
-
-
-class Scripted:
-    """Drafts what the model will write, wrong from token `right` on, in turns over the steps of a row.
-
-    texts: prompts with their answers, in which a row finds itself.
-    """
-
-    def __init__(self, texts: list[list[int]], right, depth: int, n_ids: int = NANO.vocab_size):
-        self.texts, self.right, self.depth, self.n_ids, self.n_calls = texts, right, depth, n_ids, 0
-
-    def propose(self, session: Session, anchors: Tensor, depth: int, sampling, generators) -> Draft:
-        rows = []
-        for i, (text, anchor) in enumerate(zip(session.cache.texts, anchors.tolist(), strict=True)):
-            seen = [*text, anchor]
-            whole = next(whole for whole in self.texts if whole[: len(seen)] == seen)
-            row = (whole[len(seen) :] + [0] * depth)[:depth]
-            good = self.right(self.n_calls, i)
-            rows.append(row[:good] + [(token + 1) % self.n_ids for token in row[good:]])
-        self.n_calls += 1
-        return Draft(torch.tensor(rows))
+N_DRAWS = 200_000
+TRUNCATED = Sampling(0.8, top_k=7, top_p=0.9)
 
 
-def texts_of(model, ids: Tensor, n: int) -> list[list[int]]:
-    """Prompts with their greedy answers, and a few more tokens of each."""
-    answers = generate_ids(model, ids, max_new_tokens=n + 6, temperature=0)
-    return [[*prompt, *answer] for prompt, answer in zip(ids.tolist(), answers, strict=True)]
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return scattered(SHORT)
 
 
 # ---- the rule ----
 
 
-def test_tokens_are_distributed_as_the_target_whatever_the_draft():
-    """200,000 drafts of two tokens; some chances are cut to 0 on both sides, as by top-k and top-p."""
-    generator, n = torch.Generator().manual_seed(1), 200_000
-    drafted = torch.stack([Q[i].multinomial(n, replacement=True, generator=generator) for i in range(2)], 1).tolist()
-    first, second, third = ([0] * 5 for _ in range(3))
-    for row in drafted:
-        n_accepted, token = accept(lambda i: (P, P2, P3)[i], row, Q, generator)
-        written = [*row[:n_accepted], token]
-        for counts, choice in zip((first, second, third), written, strict=False):
-            counts[choice] += 1
-    assert sum(first) == n and sum(second) > n // 3 and sum(third) > n // 20
-    for counts, chances in ((first, P), (second, P2), (third, P3)):
-        assert chi_square_at_one_percent(counts, chances.tolist())
+def chi_square(counts: Tensor, chances: Tensor) -> tuple[float, float]:
+    """The statistic, and what it exceeds once in a hundred times; a count where the chance is 0 makes it endless.
 
-
-def test_a_certain_draft_is_weighed_against_the_target():
-    generator, counts, n = torch.Generator().manual_seed(2), [0] * 5, 20_000
-    for _ in range(n):
-        n_accepted, token = accept(lambda i: (P, P2)[i], [1], None, generator)
-        counts[1 if n_accepted else token] += 1
-    assert chi_square_at_one_percent(counts, P.tolist())
-
-
-def test_a_greedy_target_draws_nothing():
-    generator = torch.Generator().manual_seed(3)
-    state = generator.get_state()
-    target = torch.eye(5, dtype=torch.float64)
-    assert accept(lambda i: target[i], [0, 1, 4], None, generator) == (2, 2)
-    assert accept(lambda i: target[i], [0, 1], None, generator) == (2, 2)
-    assert torch.equal(state, generator.get_state())
-
-
-# ---- greedy answers ----
-
-
-@pytest.mark.parametrize("depth", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_greedy_answers_of_200_prompts_are_those_of_plain_decoding(depth, dtype):
-    """40 prompts per depth and type, as one batch whose rows accept differently.
-
-    In fp32 a step of several tokens differs from single ones in the last bits, which a cache format may enlarge to a
-    whole code (spec 15): there the rows stay unrounded.
+    Wilson and Hilferty's cube, within 0.5 % of the table from three degrees of freedom on.
     """
-    model = scattered(NANO.replace(quantize_cache=dtype == torch.float64), dtype=dtype)
-    ids = random_ids(40, W + 3 + depth, seed=depth)
-    texts = texts_of(model, ids, 12)
-    for right in (lambda call, row: depth, lambda call, row: depth - 1, lambda call, row: 0,
-                  lambda call, row: (call * 7 + row * 3) % (depth + 1)):  # fmt: skip
-        counts = Speculation()
-        found = generate_ids(model, ids, max_new_tokens=12, temperature=0, speculation=counts,
-                             speculate=Scripted(texts, right, depth))  # fmt: skip
-        for answer, text in zip(found, texts, strict=True):
-            assert answer == text[ids.shape[1] : ids.shape[1] + 12]
-        assert counts.proposed[0] > 0
+    possible = chances > 0
+    if counts[~possible].any():
+        return math.inf, 0.0
+    expected = chances[possible] * counts.sum()
+    assert expected.min() >= 5, "cells too small for the statistic"
+    free = int(possible.sum()) - 1
+    limit = free * (1 - 2 / (9 * free) + 2.3263 * math.sqrt(2 / (9 * free))) ** 3
+    return float(((counts[possible] - expected) ** 2 / expected).sum()), limit
 
 
-@pytest.mark.parametrize("drafter", [True, NGramDrafter(4)])
-def test_greedy_answers_with_a_real_drafter(drafter):
-    model = scattered(draft=True)
-    ids = random_ids(8, 20)
-    plain = generate_ids(model, ids, max_new_tokens=10, temperature=0)
-    counts = Speculation()
-    assert generate_ids(model, ids, max_new_tokens=10, temperature=0, speculate=drafter, speculation=counts) == plain
-    assert counts.proposed[0] > 0  # trap S4
+def targets() -> Tensor:
+    """What the model says, at four places. Shapes: [4,10]."""
+    logits = torch.randn(4, 10, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    return torch.stack([TRUNCATED.chances(row) for row in logits])
 
 
-def test_an_identity_drafter_is_always_right_at_any_length():
-    """Trap S7: what is proposed stands at every distance from the start."""
-    model = scattered()
-    ids = random_ids(1, 5)
-    texts = texts_of(model, ids, 60)
-    counts = Speculation()
-    generate_ids(model, ids, max_new_tokens=60, temperature=0, speculation=counts,
-                 speculate=Scripted(texts, lambda call, row: 4, 4))  # fmt: skip
-    assert counts.accepted == counts.proposed and counts.acceptance == [1.0] * 4
-    assert counts.accepted_length == 1 + sum(counts.accepted) / counts.steps > 4
+def guesses(kind: str) -> Tensor | None:
+    """What a drafter draws from at three places: truncated elsewhere than the model, not at all, or certain."""
+    logits = torch.randn(3, 10, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    if kind == "certain":
+        return None
+    sampling = TRUNCATED if kind == "truncated" else Sampling(1.5)
+    return torch.stack([sampling.chances(row) for row in logits])
 
 
-# ---- no trace ----
+@pytest.mark.parametrize("kind", ["truncated", "wide", "certain"])
+def test_tokens_are_drawn_as_if_nothing_had_been_drafted(kind):
+    """Of 200,000 drafts: whenever a step gives a token k, it has the model's chances there, at 1 %.
+
+    Top-k and top-p are active: there are tokens that only the drafter, and tokens that only the model allows.
+    """
+    p, q, generator = targets(), guesses(kind), torch.Generator().manual_seed(1)
+    if q is None:
+        drafted = p[:3].argmax(-1).expand(N_DRAWS, -1)
+    else:
+        drafted = q.multinomial(N_DRAWS, replacement=True, generator=generator).T
+        assert ((q > 0) & (p[:3] == 0)).any() and (kind == "wide" or ((q == 0) & (p[:3] > 0)).any())
+    uniforms = torch.rand(N_DRAWS, 3, generator=generator, dtype=torch.float64)
+    count, chances = accept(p.expand(N_DRAWS, -1, -1), None if q is None else q.expand(N_DRAWS, -1, -1), drafted,
+                            uniforms)  # fmt: skip
+    extra = chances.multinomial(1, generator=generator)
+    text = torch.cat([drafted, extra], 1).scatter(1, count.unsqueeze(1), extra)
+    for place in range(4):
+        there = text[count >= place, place]
+        assert len(there) > 1_000
+        found, limit = chi_square(torch.bincount(there, minlength=10), p[place])
+        assert found < limit, (place, found, limit)
+    # As often as min(1, p/q) lets it, which is what p and q have in common.
+    common = p[0].amax() if q is None else torch.minimum(p[0], q[0]).sum()
+    assert (count > 0).double().mean() == pytest.approx(float(common), abs=5 * 0.5 / math.sqrt(N_DRAWS))
 
 
-@pytest.mark.parametrize("right", range(5))
-@pytest.mark.parametrize("length", [W - 2, W - 1, W, W + 1, W + 2, 2 * W + 1])
-def test_a_session_shows_no_trace_of_rejected_tokens(right, length):
-    """Trap S1: every number of accepted tokens, around W and at every phase of a group."""
-    model = scattered(draft=True)
-    ids = random_ids(1, length)
-    texts = texts_of(model, ids, 11)
-    plain, drafted = Session(model), Session(model)
-    generate_ids(plain, ids, max_new_tokens=11, temperature=0)
-    generate_ids(drafted, ids, max_new_tokens=11, temperature=0, speculate=Scripted(texts, lambda call, row: right, 4))
-    assert drafted.lengths == plain.lengths == [length + 10]
-    assert drafted.fingerprint() == plain.fingerprint()
+def test_a_token_stands_while_the_number_is_below_its_ratio():
+    """p/q = .2/.4: 0.49 is below, 0.51 is not; the rest is where p exceeds q, or after all tokens p itself."""
+    p = torch.tensor([[0.2, 0.3, 0.5], [0.1, 0.1, 0.8]], dtype=torch.float64)
+    q = torch.tensor([[0.4, 0.4, 0.2]], dtype=torch.float64)
+    for uniform, expected, rest in ((0.49, 1, [0.1, 0.1, 0.8]), (0.51, 0, [0, 0, 0.3])):
+        count, chances = accept(p, q, torch.tensor([0]), torch.tensor([uniform], dtype=torch.float64))
+        assert count == expected
+        torch.testing.assert_close(chances, torch.tensor(rest, dtype=torch.float64))
 
 
-def test_rows_of_different_length_show_no_trace():
-    model = scattered(draft=True)
-    ids = random_ids(3, 17)
-    mask = torch.arange(17) >= torch.tensor([[0], [4], [9]])
-    alone = [generate_ids(model, row[keep].unsqueeze(0), max_new_tokens=9, temperature=0)[0]
-             for row, keep in zip(ids, mask, strict=True)]  # fmt: skip
-    texts = [[*row[keep].tolist(), *answer, *[0] * 5] for row, keep, answer in zip(ids, mask, alone, strict=True)]
-    session = Session(model)
-    script = Scripted(texts, lambda call, row: (call + row) % 4, 3)
-    written: list[list[int]] = [[], [], []]
-    for new in tokens(session, ids, mask=mask, max_new_tokens=9, temperature=0, speculate=script):
-        for row, token in zip(written, new, strict=True):
-            row += [] if token is None else [token]
-    assert written == alone
+def test_after_the_first_that_falls_none_stands():
+    """The third would, were it not for the second."""
+    p = torch.tensor([[1.0, 0], [0, 1.0], [1.0, 0], [1.0, 0]], dtype=torch.float64)
+    count, chances = accept(p, None, torch.tensor([0, 0, 0]), torch.full((3,), 0.5, dtype=torch.float64))
+    assert count == 1 and chances.tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("n_kept", range(1, 10))
-def test_whoever_stops_early_leaves_a_session_as_plain_decoding_would(n_kept):
-    model = scattered()
-    ids = random_ids(1, 12)
-    texts = texts_of(model, ids, 12)
-    prints = []
-    for speculate in (False, Scripted(texts, lambda call, row: 4, 4)):
-        session = Session(model)
-        given = tokens(session, ids, max_new_tokens=12, temperature=0, speculate=speculate)
-        for _ in range(n_kept):
-            next(given)
-        given.close()
-        assert session.lengths == [12 + n_kept - 1]
-        prints.append(session.fingerprint())
-    assert prints[0] == prints[1]
+def test_what_the_model_never_says_falls_even_at_the_number_0():
+    p = torch.tensor([[0.0, 1.0], [0.5, 0.5]], dtype=torch.float64)
+    count, chances = accept(p, None, torch.tensor([0]), torch.zeros(1, dtype=torch.float64))
+    assert count == 0 and chances.tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("at", range(8))
-def test_a_stop_id_inside_a_draft_ends_the_answer(at):
-    model = scattered()
-    ids = random_ids(1, 12)
-    texts = texts_of(model, ids, 10)
-    stop = texts[0][12 + at]
-    answers, prints = [], []
-    for speculate in (False, Scripted(texts, lambda call, row: 4, 4)):
-        session = Session(model)
-        answers += generate_ids(session, ids, max_new_tokens=10, temperature=0, stop_ids=[stop], speculate=speculate)
-        prints.append(session.fingerprint())
-    assert answers[0] == answers[1] and stop not in answers[0]
-    assert prints[0] == prints[1]
+def test_without_a_draft_the_next_token_is_the_models():
+    p = torch.tensor([[0.25, 0.75]], dtype=torch.float64)
+    count, chances = accept(p, None, torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.float64))
+    assert count == 0 and torch.equal(chances, p[0])
 
 
-@pytest.mark.parametrize("n", range(8))
-def test_never_more_tokens_than_asked_for(n):
-    model = scattered()
-    ids = random_ids(1, 12)
-    texts = texts_of(model, ids, 8)
-    session = Session(model)
-    script = Scripted(texts, lambda call, row: 5, 5)
-    assert generate_ids(session, ids, max_new_tokens=n, temperature=0, speculate=script) == [texts[0][12 : 12 + n]]
-    assert session.lengths == [12 + max(0, n - 1)]
+def test_where_rounding_leaves_no_rest_the_model_decides():
+    """p and q differ in the last bit alone: nowhere p exceeds q, and yet a token can fall."""
+    p = torch.tensor([[0.5, 0.5], [1.0, 0.0]], dtype=torch.float64)
+    q = torch.tensor([[math.nextafter(0.5, 1), 0.5]], dtype=torch.float64)
+    count, chances = accept(p, q, torch.tensor([0]), torch.tensor([math.nextafter(1, 0)], dtype=torch.float64))
+    assert count == 0 and chances.tolist() == [0.5, 0.5]
 
 
-def test_the_last_position_can_be_reached():
-    model = scattered(NANO.replace(max_position_embeddings=32))
-    ids = random_ids(1, 26)
-    plain = generate_ids(model, ids, max_new_tokens=7, temperature=0)
-    script = Scripted([[*ids[0].tolist(), *plain[0], *[0] * 9]], lambda call, row: 5, 5)
-    assert generate_ids(model, ids, max_new_tokens=7, temperature=0, speculate=script) == plain
-
-
-# ---- sampling ----
-
-
-def test_a_row_writes_what_it_writes_alone():
-    model = scattered(draft=True)
-    ids = random_ids(3, 12)
-    options = {"max_new_tokens": 9, "temperature": 0.8, "top_k": 20, "speculate": True}
-    together = generate_ids(model, ids, seed=5, **options)
-    assert together == [generate_ids(model, row.unsqueeze(0), seed=5 + b, **options)[0] for b, row in enumerate(ids)]
-
-
-@pytest.mark.parametrize("drafter", [True, NGramDrafter(3)])
-def test_500_draws_through_a_model_follow_its_chances(drafter):
-    """The first two tokens of 500 rows, with the likeliest 3 each time, against the products of the model's chances."""
-    model, sampling = scattered(draft=True), Sampling(1.5, top_k=3)
-    ids = random_ids(1, 14)
-    first = sampling.chances(model(ids)[0, -1].detach())
-    cells, chances = {}, []
-    for a in first.nonzero().flatten().tolist():
-        second = sampling.chances(model(torch.cat([ids, torch.tensor([[a]])], 1))[0, -1].detach())
-        for b in second.nonzero().flatten().tolist():
-            cells[a, b] = len(chances)
-            chances.append(float(first[a] * second[b]))
-    counts = [0] * len(chances)
-    rows = generate_ids(model, ids.expand(500, -1), max_new_tokens=2 + 1, temperature=1.5, top_k=3, speculate=drafter,
-                        draft_tokens=2)  # fmt: skip
-    for row in rows:
-        counts[cells[row[0], row[1]]] += 1
-    assert chi_square_at_one_percent(counts, chances)
-
-
-# ---- texts ----
-
-
-def test_texts_and_streams_are_those_of_plain_decoding():
-    model = ds.example("text")
-    prompts = ["KING: ", "The night is "]
-    plain = generate(model, prompts, max_new_tokens=16, temperature=0)
-    assert generate(model, prompts, max_new_tokens=16, temperature=0, speculate=NGramDrafter(4)) == plain
-    pieces = list(stream(model, prompts[0], max_new_tokens=16, temperature=0, speculate=NGramDrafter(4)))
-    assert "".join(pieces) == plain[0]
-    stop = plain[0][6:9]
-    cut = generate(model, prompts[0], max_new_tokens=16, temperature=0, stop=stop, speculate=NGramDrafter(4))
-    assert cut == plain[0][: plain[0].index(stop)]
+def test_drafts_draw_from_other_numbers_than_what_judges_them(model):
+    """Else a token would be likelier where the number that judges it is low, and the rule would not hold."""
+    writer = Writer(Session(model), Sampling(), [5, 6], Given(Draft(torch.tensor([[5]]))), 1)
+    drawn = [torch.rand(1, generator=generator).item() for generator in (*writer.generators, *writer.drafting)]
+    assert len(set(drawn)) == 4
 
 
 # ---- refusals ----
 
 
-def test_without_a_drafter_the_reason_is_named():
-    with pytest.raises(ValueError, match=r"this model has no drafter"):
-        generate_ids(scattered(), random_ids(1, 5), max_new_tokens=3, speculate=True)
+def chances_of(rows: int = 1, depth: int = 3, n_ids: int = SHORT.vocab_size) -> Tensor:
+    """Equal ones. Shapes: -> [rows,depth,n_ids]."""
+    return torch.full((rows, depth, n_ids), 1 / n_ids, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("n", "message"), [(0, r"draft_tokens=0: .* 1 to 5"), (6, r"draft_tokens=6: .* 1 to 5")])
-def test_draft_lengths_beyond_the_trained_block_are_refused(n, message):
-    with pytest.raises(ValueError, match=message):
-        generate_ids(scattered(draft=True), random_ids(1, 5), max_new_tokens=3, speculate=True, draft_tokens=n)
+def with_chance(value: float, token: int = 5) -> Tensor:
+    """Equal chances but for one token at the second place."""
+    chances = chances_of()
+    chances[0, 1, token] = value
+    return chances
 
 
-def test_a_session_must_be_able_to_take_a_draft_back():
-    with pytest.raises(ValueError, match=r"draft_tokens=4: .* rollback=3"):
-        generate_ids(Session(scattered(), rollback=3), random_ids(1, 5), max_new_tokens=3,
-                     speculate=NGramDrafter(4))  # fmt: skip
+def zero_for_the_drafted() -> Tensor:
+    chances = with_chance(0)
+    return chances / chances.sum(-1, keepdim=True)
 
 
-def test_odd_options_are_refused():
-    model, ids = scattered(), random_ids(1, 5)
-    with pytest.raises(ValueError, match=r"draft_tokens=2 without speculate"):
-        generate_ids(model, ids, max_new_tokens=3, draft_tokens=2)
-    with pytest.raises(ValueError, match=r"speculate='yes'"):
-        generate_ids(model, ids, max_new_tokens=3, speculate="yes")
+THREE = torch.tensor([[5, 5, 5]])
 
 
-@pytest.mark.parametrize(("draft", "message"), [
-    (Draft(torch.zeros(1, 3, dtype=torch.long)), r"shape \(1, 3\), expected \(1, 2\)"),
-    (Draft(torch.tensor([[0, 9]])), r"id 9: the model's ids are 0..4"),
-    (Draft(torch.tensor([[-1, 0]])), r"id -1"),
-    (Draft(torch.tensor([[0, 1]]), Q[None, :, :3]), r"chances have shape \(1, 2, 3\)"),
-    (Draft(torch.tensor([[0, 0]]), 2 * Q[None]), r"add up to 2..2 instead of 1"),
-    (Draft(torch.tensor([[0, 0]]), Q[None] * torch.nan), r"add up to nan"),
-    (Draft(torch.tensor([[0, 0]]), Q[None] + torch.tensor([0.1, -0.1, 0, 0, 0])), r"none may be negative"),
-    (Draft(torch.tensor([[0, 1]]), Q[None]), r"chance 0 to a token"),
+@pytest.mark.parametrize(("draft", "reason"), [
+    (Draft(torch.tensor([[5, 64, 5]])), "drafted id 64: the model has the ids 0 to 63, the drafter another vocabulary"),
+    (Draft(torch.tensor([[5, -1, 5]])), "drafted id -1: the model has the ids 0 to 63"),
+    (Draft(torch.tensor([[5, 5]])), r"a draft of shape \(1, 2\): expected \(1, 3\)"),
+    (Draft(torch.tensor([[5, 5, 5]] * 2)), r"a draft of shape \(2, 3\): expected \(1, 3\)"),
+    (Draft(THREE, chances_of(n_ids=65)), r"chances of shape \(1, 3, 65\): expected \(1, 3, 64\)"),
+    (Draft(THREE, chances_of(depth=2)), r"chances of shape \(1, 2, 64\): expected \(1, 3, 64\)"),
+    (Draft(THREE, with_chance(-0.25)), "a chance of -0.25: 0 to 1 is needed"),
+    (Draft(THREE, with_chance(math.nan)), "a chance of nan"),
+    (Draft(THREE, with_chance(math.inf)), "a chance of inf"),
+    (Draft(THREE, with_chance(0.25)), r"add up to 1\.234\d+ over the ids 0 to 63, not to 1"),
+    (Draft(THREE, zero_for_the_drafted()), "gives 5 a chance of 0 and proposes it"),
 ])  # fmt: skip
-def test_impossible_drafts_are_refused(draft, message):
-    with pytest.raises(ValueError, match=message):
-        check_draft(draft, 1, 2, 5)
+def test_a_draft_that_cannot_be_is_refused_and_not_read(model, draft, reason):
+    session = Session(model)
+    with pytest.raises(ValueError, match=reason):
+        generate_ids(session, random_ids(1, 6), max_new_tokens=9, speculate=Given(draft))
+    plain = Session(model)
+    generate_ids(plain, random_ids(1, 6), max_new_tokens=1)
+    assert session.fingerprint() == plain.fingerprint()
 
 
-def test_a_drafter_of_another_vocabulary_is_refused():
-    class Foreign(NGramDrafter):
-        def propose(self, session, anchors, depth, sampling, generators):
-            return Draft(torch.full((len(anchors), depth), NANO.vocab_size))
+def test_drafted_ids_are_whole_numbers(model):
+    with pytest.raises(TypeError, match=r"drafted ids of torch.float32"):
+        generate_ids(model, random_ids(1, 6), max_new_tokens=9, speculate=Given(Draft(torch.ones(1, 3))))
 
-    with pytest.raises(ValueError, match=rf"id {NANO.vocab_size}: the model's ids are"):
-        generate_ids(scattered(), random_ids(1, 5), max_new_tokens=3, speculate=Foreign(2))
+
+def test_ids_without_text_are_another_vocabulary():
+    """Behind the tokenizer's the model has ids that it never writes: neither drafted nor given a chance."""
+    tokenizer = Tokenizer.train([], 260)
+    config = NANO.replace(vocab_size=300, engram_compressed_vocab_size=tokenizer.compressed_vocab_size)
+    model = Model(config, tokenizer=tokenizer)
+    for draft, reason in ((Draft(torch.tensor([[5, 5, 260]])), "drafted id 260: the model has the ids 0 to 259"),
+                          (Draft(THREE, chances_of(n_ids=300)), r"add up to 0\.86\d+ over the ids 0 to 259")):
+        with pytest.raises(ValueError, match=reason):
+            generate_ids(model, random_ids(1, 6), max_new_tokens=9, speculate=Given(draft))
+    known = torch.zeros(1, 3, 300, dtype=torch.float64)
+    known[..., 5] = 1
+    (row,) = generate_ids(model, random_ids(1, 6), max_new_tokens=9, speculate=Given(Draft(THREE, known)))
+    assert len(row) == 9 and max(row) < 260
+
+
+@pytest.mark.parametrize(("options", "error", "reason"), [
+    ({"draft_tokens": 3}, ValueError, "draft_tokens=3 without speculate"),
+    ({"speculate": True}, ValueError, "this model has no drafter: "),
+    ({"speculate": "ngram"}, TypeError, "speculate is a str: True, False or a Drafter is needed"),
+    ({"speculate": Given(Draft(THREE)), "draft_tokens": 0}, ValueError, "draft_tokens=0: this Given proposes 1 to 3"),
+    ({"speculate": Given(Draft(THREE)), "draft_tokens": 4}, ValueError, "draft_tokens=4: this Given proposes 1 to 3"),
+    ({"speculate": Given(Draft(THREE)), "draft_tokens": 1.5}, TypeError, "float"),
+])  # fmt: skip
+def test_a_drafter_that_does_not_suit_is_refused_before_the_prompt_is_read(model, options, error, reason):
+    session = Session(model)
+    with pytest.raises(error, match=reason):
+        generate_ids(session, random_ids(1, 6), max_new_tokens=9, **options)
+    assert session.lengths == []
+
+
+def test_a_drafter_of_another_model_is_refused(model):
+    drafter, session = Given(Draft(THREE)), Session(model)
+    drafter.model = scattered(SHORT)
+    with pytest.raises(ValueError, match="this Given was made for another model"):
+        generate_ids(session, random_ids(1, 6), max_new_tokens=9, speculate=drafter)
+    assert session.lengths == []
+    drafter.model = model
+    assert drafter_of(session, drafter, None) == (drafter, 3)
+
+
+def test_a_model_with_a_drafter_brings_it_and_its_temperatures():
+    temperatures = (0.5, 1.0, 1.5, 2.0, 2.5)
+    model = scattered(NANO.replace(dspark_temperatures=temperatures), draft=True)
+    drafter, depth = drafter_of(Session(model), True, None)
+    assert isinstance(drafter, DSparkDrafter)
+    assert (drafter.model, drafter.temperatures, depth) == (model, temperatures, 5)
+
+
+# ---- counters ----
+
+
+def test_drafts_are_counted_by_place():
+    counts = Speculation()
+    assert (counts.proposed, counts.accepted, counts.acceptance, counts.accepted_length) == (0, 0, [], 1)
+    for proposed, accepted in ((2, 1), (3, 3), (3, 0), (0, 0), (1, 1)):
+        counts.add(proposed, accepted)
+    assert (counts.proposed_at, counts.accepted_at) == ([4, 3, 2], [3, 1, 1])
+    assert (counts.proposed, counts.accepted) == (9, 5)
+    assert counts.acceptance == [3 / 4, 1 / 3, 1 / 2]
+    assert counts.accepted_length == 1 + 5 / 4
+
+
+def test_a_drafter_that_is_there_drafts(model):
+    """S4: it is asked, what it proposes is verified, and a step more or less shows in the counts."""
+    ids = random_ids(1, 6)
+    (answer,) = generate_ids(model, ids, max_new_tokens=13, temperature=0)
+    text = [*ids[0].tolist(), *answer]
+    for right, steps, proposed, accepted in ((3, 3, [3, 3, 3], [3, 3, 3]), (2, 4, [4, 4, 3], [4, 4, 0])):
+        drafter, counts = Scripted([text], 3, lambda number, n=right: n), Speculation()
+        found = generate_ids(model, ids, max_new_tokens=13, temperature=0, speculate=drafter, speculation=counts)
+        assert found == [answer] and counts.steps == steps and drafter.asked == [3] * steps
+        assert counts.proposed > 0
+        assert (counts.proposed_at, counts.accepted_at) == (proposed, accepted)
+    plain = Speculation()
+    generate_ids(model, ids, max_new_tokens=13, speculation=plain)
+    assert (plain.steps, plain.proposed, plain.accepted_length) == (12, 0, 1)

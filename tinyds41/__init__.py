@@ -12,7 +12,9 @@ if TYPE_CHECKING:  # editors and type checkers see the names at once
     from tinyds41.infer.cache import Cache
     from tinyds41.infer.engram_host import engram_to_host, load_on_host
     from tinyds41.infer.generate import generate
+    from tinyds41.infer.ngram_drafter import NGramDrafter
     from tinyds41.infer.session import Session
+    from tinyds41.infer.speculate import Speculation
     from tinyds41.infer.tiered_store import TieredStore
     from tinyds41.model.transformer import Model
     from tinyds41.model.variant import variant
@@ -30,9 +32,11 @@ _HOMES = {
     "Config": "tinyds41.config",
     "LayerPlan": "tinyds41.plan",
     "Model": "tinyds41.model.transformer",
+    "NGramDrafter": "tinyds41.infer.ngram_drafter",
     "Ops": "tinyds41.ops",
     "Plan": "tinyds41.plan",
     "Session": "tinyds41.infer.session",
+    "Speculation": "tinyds41.infer.speculate",
     "TieredStore": "tinyds41.infer.tiered_store",
     "Tokenizer": "tinyds41.tokenizer",
     "Trace": "tinyds41.trace",
@@ -52,9 +56,11 @@ __all__ = [
     "Config",
     "LayerPlan",
     "Model",
+    "NGramDrafter",
     "Ops",
     "Plan",
     "Session",
+    "Speculation",
     "TieredStore",
     "Tokenizer",
     "Trace",

@@ -27,7 +27,7 @@ class Sampling:
         check_sampling(self.temperature, self.top_k, self.top_p)
 
     def chances(self, logits: Tensor) -> Tensor:
-        """Shapes: [V] -> float64 [V], which adds up to 1."""
+        """Shapes: [...,V] -> float64 [...,V], which adds up to 1."""
         return chances(logits, self.temperature, self.top_k, self.top_p)
 
 
@@ -46,7 +46,10 @@ class Draft:
 
 
 class Drafter(Protocol):
-    """Whoever proposes tokens. It may read the session and must leave no trace in it."""
+    """Whoever proposes tokens. It may read the session and must leave no trace in it.
+
+    One that was made for a single model has it as `model`, and is refused by the sessions of others.
+    """
 
     @property
     def depth(self) -> int:
@@ -56,5 +59,8 @@ class Drafter(Protocol):
     def propose(
         self, session: Session, anchors: Tensor, depth: int, sampling: Sampling, generators: list[torch.Generator]
     ) -> Draft:
-        """`depth` tokens behind each row's anchor. Shapes: anchors [B] -> Draft of [B,depth]."""
+        """`depth` tokens behind each row's anchor, row b drawn from generators[b]. Shapes: anchors [B] -> [B,depth].
+
+        What a row is given follows from its own text and numbers, not from the rows beside it.
+        """
         ...

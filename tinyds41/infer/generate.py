@@ -1,18 +1,19 @@
-"""Writing text: prefill once, then one token after the other from a session."""
+"""Writing text: prefill once, then token after token from a session."""
 
 from __future__ import annotations
 
 import operator
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
 
-from tinyds41.infer.draft import Draft, Drafter, Sampling
+from tinyds41.infer.draft import Drafter, Sampling
 from tinyds41.infer.padding import left_padded
 from tinyds41.infer.session import Session
-from tinyds41.infer.speculate import Speculation, accept, check_draft, drafter_of
+from tinyds41.infer.speculate import Speculation, Writer, drafter_of
 from tinyds41.model.transformer import Model
 from tinyds41.tokenizer import Tokenizer
 
@@ -30,13 +31,14 @@ def generate(
     mode: of the prefill. A session goes on from what it holds; afterwards it has read all of the answer but the last
     token, or with a stop text what came after it.
 
-    speculate: a drafter proposes `draft_tokens` tokens at a time, by default all it can, and the model checks them in
-    one run. Answers are distributed as without, and at temperature 0 the same up to rounding. True is the model's own
-    drafter. speculation: counts what was proposed and accepted.
+    speculate: True, or a `Drafter`: steps of several tokens, that write what single ones would. At temperature 0 these
+    are the same tokens; above it they are drawn from the same chances, by other random numbers. draft_tokens: how many
+    are drafted at a time, the drafter's depth where None. speculation: counts what became of them.
 
     Raises: ValueError for a model without a tokenizer, an empty prompt or stop text, impossible numbers, more tokens
-        than max_position_embeddings, several prompts for a session, and as `drafter_of` and `check_draft`;
-        FloatingPointError for logits that are not finite.
+        than max_position_embeddings, several prompts for a session, a drafter that does not suit (`drafter_of`) or
+        whose drafts do not (`check_draft`); FloatingPointError for logits that are not finite.
+    Source: spec 10.7.
     """
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p,
                "stop_ids": stop_ids, "mode": mode, "speculate": speculate, "draft_tokens": draft_tokens,
@@ -66,7 +68,9 @@ def stream(
     session, text = _session(model), _Text(_tokenizer(model), _stops(stop))
     ids = torch.tensor([text.tokenizer.encode(prompt)], dtype=torch.long)
     for (token,) in tokens(session, ids, seed=seed, **options):
-        piece = "" if token is None else text.add(token)
+        if token is None:  # a stop id
+            break
+        piece = text.add(token)
         if piece:
             yield piece
         if text.ended:
@@ -92,106 +96,81 @@ def generate_ids(model: Model | Session, ids: Tensor, *, mask: Tensor | None = N
 def tokens(
     session: Session, ids: Tensor, *, max_new_tokens: int, mask: Tensor | None = None, temperature: float = 1.0,
     top_k: int | None = None, top_p: float | None = None, seed: int = 0, stop_ids: Iterable[int] = (),
-    mode: str = "exact", ended=lambda row: False, speculate: bool | Drafter = False, draft_tokens: int | None = None,
-    speculation: Speculation | None = None,
+    mode: str = "exact", speculate: bool | Drafter = False, draft_tokens: int | None = None,
+    speculation: Speculation | None = None, ended=lambda row: False,
 ) -> Iterator[list[int | None]]:  # fmt: skip
-    """Prefills `ids`, then yields the next id of every row; None for a row that has none, or none at this time.
+    """Prefills `ids`, then yields the next id of every row; None for a row that has ended, or waits for others.
 
-    A row that ended leaves the batch, and the session. The last token of a row is never read.
+    The tokens that one step writes in a row are yielded one after the other. A row that ended leaves the batch, and
+    the session. The last token of a row is never read, nor what was drafted behind it.
 
     Raises: ValueError as `generate`, at the first step.
     """
     ids, sampling = session.checked(ids), Sampling(temperature, top_k, top_p)
     max_new_tokens, stop_ids = operator.index(max_new_tokens), {operator.index(token) for token in stop_ids}
+    _check_room(session, ids, mask, max_new_tokens)
+    drafter, depth = drafter_of(session, speculate, draft_tokens)
+    writer = Writer(session, sampling, [seed + b for b in range(len(ids))], drafter, depth, speculation)
+    device = session.model.device
+    logits = session.prefill(ids.to(device), mode=mode, mask=None if mask is None else mask.to(device))
+    rows = [_Row(b, max_new_tokens) for b in range(len(ids))]
+    new = writer.first(logits) if max_new_tokens else []
+    while new:
+        try:
+            for column in zip_longest(*new):
+                told: list[int | None] = [None] * len(ids)
+                for row, token in zip(rows, column, strict=True):
+                    if token is not None and not row.over:
+                        told[row.number] = row.take(token, stop_ids)
+                yield told
+                for row in rows:
+                    row.over = row.over or ended(row.number)
+                if all(row.over for row in rows):
+                    break
+        finally:  # also where nobody wants the rest
+            writer.settle([row.taken for row in rows])
+        going = [i for i, row in enumerate(rows) if not row.over]
+        if not going:
+            return
+        if len(going) < len(rows):
+            writer.keep(going)
+            rows = [rows[i] for i in going]
+        new = writer.step([row.begin() for row in rows], [row.left for row in rows])
+
+
+@dataclass
+class _Row:
+    """One prompt's answer: its number, the tokens it may still have, those of this step and the last of them."""
+
+    number: int
+    left: int
+    taken: int = 0
+    last: int = 0
+    over: bool = False
+
+    def begin(self) -> int:
+        """A step begins; behind which token."""
+        self.taken = 0
+        return self.last
+
+    def take(self, token: int, stop_ids: set[int]) -> int | None:
+        """One more token; None where it ends the answer and is not part of it."""
+        self.last, self.taken, self.left = token, self.taken + 1, self.left - 1
+        self.over = token in stop_ids or not self.left
+        return None if token in stop_ids else token
+
+
+def _check_room(session: Session, ids: Tensor, mask: Tensor | None, max_new_tokens: int) -> None:
     if max_new_tokens < 0:
         raise ValueError(f"max_new_tokens={max_new_tokens} is negative")
-    drafter, depth = drafter_of(session, speculate, draft_tokens)
-    model = session.model
-    room, (text, pads) = model.config.max_position_embeddings, (ids, None) if mask is None else left_padded(ids, mask)
+    room, (text, pads) = session.model.config.max_position_embeddings, (ids, None)
+    if mask is not None:
+        text, pads = left_padded(ids, mask)
     for row in range(len(ids)):
         past = session.lengths[row] if len(session.lengths) == len(ids) else 0
         held = past + text.shape[1] - (pads[row] if pads else 0)
         if held + max_new_tokens - 1 > room:
             raise ValueError(f"{held} tokens and {max_new_tokens} new ones exceed max_position_embeddings={room}")
-    # Ids behind the tokenizer's, where a model has them, stand for no text.
-    n_ids = model.config.vocab_size if model.tokenizer is None else model.tokenizer.vocab_size
-    rows = [_Row(b, torch.Generator().manual_seed(seed + b)) for b in range(len(ids))]
-    logits = session.prefill(ids.to(model.device), mode=mode, mask=None if mask is None else mask.to(model.device))
-    logits, draft = logits.unsqueeze(1), None
-    while max_new_tokens:
-        _take(session, rows, logits[..., :n_ids].cpu(), draft, sampling, speculation)
-        try:
-            while any(row.waiting for row in rows):
-                new: list[int | None] = [None] * len(ids)
-                for row in rows:
-                    new[row.number] = row.next(stop_ids, max_new_tokens)
-                yield new
-                for row in rows:
-                    if ended(row.number):
-                        row.end()
-        finally:  # also where the caller stops here
-            _take_back(session, rows, draft)
-        going = [i for i, row in enumerate(rows) if not row.ended]
-        if not going:
-            return
-        if len(going) < len(rows):
-            session.reorder(going)
-            rows = [rows[i] for i in going]
-        columns = torch.tensor([[row.last] for row in rows], device=model.device)
-        # As deep near the end of an answer: what a row draws must not depend on how far the others are.
-        k, draft = min(depth, room - 1 - max(session.lengths)), None
-        if drafter is not None and k > 0:
-            draft = drafter.propose(session, columns[:, 0], k, sampling, [row.generator for row in rows])
-            check_draft(draft, len(rows), k, n_ids)
-            columns = torch.cat([columns, draft.tokens.to(columns)], 1)
-        logits = session.extend(columns)
-
-
-class _Row:
-    """One answer: the tokens that stand and wait to be given."""
-
-    def __init__(self, number: int, generator: torch.Generator):
-        self.number, self.generator = number, generator
-        self.waiting: deque[int] = deque()
-        self.last, self.n_given, self.ended = 0, 0, False
-        self.read = 0  # tokens the session has to keep: all but the last one given
-
-    def next(self, stop_ids: set[int], max_new_tokens: int) -> int | None:
-        """The next token, None where there is none; the last one ends the answer."""
-        if not self.waiting:
-            return None
-        self.last, self.read, self.n_given = self.waiting.popleft(), self.read + 1, self.n_given + 1
-        if self.last in stop_ids:
-            return self.end()
-        if self.n_given == max_new_tokens:
-            self.end()
-        return self.last
-
-    def end(self) -> None:
-        self.ended = True
-        self.waiting.clear()
-
-
-def _take(
-    session: Session, rows: list[_Row], logits: Tensor, draft: Draft | None, sampling: Sampling,
-    speculation: Speculation | None,
-) -> None:  # fmt: skip
-    """The drafted tokens that stand and the one behind them, for every row. Shapes: logits [B,k+1,V]."""
-    k = logits.shape[1] - 1
-    for i, row in enumerate(rows):
-        tokens = [] if draft is None else draft.tokens[i].tolist()
-        chances = None if draft is None or draft.chances is None else draft.chances[i, :, : logits.shape[2]].cpu()
-        n, token = accept(lambda position, i=i: sampling.chances(logits[i, position]), tokens, chances, row.generator)
-        row.waiting.extend([*tokens[:n], token])
-        row.read = session.lengths[i] - k - 1
-        if draft is not None and speculation is not None:
-            speculation.add(k, n)
-
-
-def _take_back(session: Session, rows: list[_Row], draft: Draft | None) -> None:
-    """What fell, or came behind the end of an answer, leaves no trace in the session."""
-    if draft is not None:
-        session.truncate([row.read for row in rows])
 
 
 def padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

@@ -36,7 +36,7 @@ def sample(
 
 
 def chances(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None) -> Tensor:
-    """The probabilities that `sample` draws from; 1 for one id at temperature 0. Shapes: [V] -> float64 [V].
+    """The probabilities that `sample` draws from; 1 for one id at temperature 0. Shapes: [...,V] -> float64 [...,V].
 
     Raises: FloatingPointError for logits that are not finite.
     """
@@ -44,20 +44,20 @@ def chances(logits: Tensor, temperature: float, top_k: int | None, top_p: float 
     if not logits.isfinite().all():
         raise FloatingPointError("the model gives logits that are not finite: there is no token to choose")
     if temperature == 0:
-        return torch.zeros_like(logits).scatter(0, select_top(logits, 1), 1.0)
-    if top_k is not None and top_k < logits.shape[0]:
+        return torch.zeros_like(logits).scatter(-1, select_top(logits, 1), 1.0)
+    if top_k is not None and top_k < logits.shape[-1]:
         kept = select_top(logits, top_k)
-        logits = torch.full_like(logits, -torch.inf).scatter(0, kept, logits[kept])
-    probabilities = ((logits - logits.max()) / temperature).softmax(-1)
+        logits = torch.full_like(logits, -torch.inf).scatter(-1, kept, logits.gather(-1, kept))
+    probabilities = ((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1)
     if top_p is not None:
         probabilities = probabilities * likeliest(probabilities, top_p)
-        probabilities = probabilities / probabilities.sum()
+        probabilities = probabilities / probabilities.sum(-1, keepdim=True)
     return probabilities
 
 
 def likeliest(probabilities: Tensor, top_p: float) -> Tensor:
-    """Which ids are among the likeliest that together have at least probability top_p. Shapes: [V] -> bool [V]."""
+    """Which ids are among the likeliest that have at least probability top_p. Shapes: [...,V] -> bool [...,V]."""
     order = probabilities.sort(descending=True, stable=True)  # of equal ones the lowest id first
     # An id is needed while those before it have less; the first one always is.
-    needed = F.pad(order.values.cumsum(0)[:-1], (1, 0)) < top_p
-    return torch.zeros_like(needed).scatter(0, order.indices, needed)
+    needed = F.pad(order.values.cumsum(-1)[..., :-1], (1, 0)) < top_p
+    return torch.zeros_like(needed).scatter(-1, order.indices, needed)
