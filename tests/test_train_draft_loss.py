@@ -79,7 +79,8 @@ def test_blocks_lie_inside_documents():
     """Trap T1: every anchor whose block lies in one document, and no other."""
     documents = torch.tensor([[0] * 4 + [1] * 8, [3] * 2 + [7] * 5 + [-1] * 5])
     rows, tokens = choose_anchors(documents * 0, documents, 99, 3, torch.Generator().manual_seed(0))
-    assert sorted(zip(rows.tolist(), tokens.tolist(), strict=True)) == [(0, 0), *((0, t) for t in range(4, 9)), (1, 2), (1, 3)]
+    expected = [(0, 0), *((0, token) for token in range(4, 9)), (1, 2), (1, 3)]
+    assert sorted(zip(rows.tolist(), tokens.tolist(), strict=True)) == expected
 
 
 def test_the_same_id_again_is_another_document():
