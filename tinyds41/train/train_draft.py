@@ -51,6 +51,7 @@ class DraftConfig:
     anchors: int = 64
     learning_rate: float = 0.01
     optimizer: str = "report"  # as of a TrainConfig: Muon, balanced momentum and AdamW by role, or "adamw"
+    table_factor: float = 4.0  # of the rate, for the two Markov tables
     warmup: int = 20
     clip: float = 1.0
     seed: int = 0
@@ -63,7 +64,7 @@ class DraftConfig:
         for name in ("steps", "batch_size", "length", "anchors"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: at least 1 is needed")
-        for name in ("learning_rate", "clip"):
+        for name in ("learning_rate", "table_factor", "clip"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name}={getattr(self, name)}: a positive finite number is needed")
         for name in ("warmup", "bias_rate", "snapshot_every", "seed"):
@@ -88,6 +89,7 @@ class DraftHistory:
     accepted_lengths: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
+    tokens_per_step: int = 0
     interrupted: bool = False
 
     @property
@@ -129,14 +131,14 @@ def train_draft(
         FileNotFoundError when there is nothing to resume; MemoryError before the first step where gradients and
         moments cannot fit; FloatingPointError naming the step whose loss or gradient is not finite: the drafter then
         is as it was before that step, and the last snapshot stays.
-    Source: spec 10.4; experts are balanced by their biases as in spec 8. That the optimisers are those of the backbone's roles is ours.
+    Source: spec 10.4; experts are balanced by their biases as in spec 8. The optimisers by role (spec 11) are ours here.
     """
     config, drafter = dataclasses.replace(config or DraftConfig(), **changes), model.drafter
     if resume and folder is None:
         raise ValueError("resume=True needs the folder whose snapshot is to go on")
     with _frozen_backbone(model):
         require_trainable(model, config.optimizer)
-        optimizer = OPTIMIZERS[config.optimizer](model, config.learning_rate)
+        optimizer = _optimizer(model, config)
         run = _Run(model, corpus, config, optimizer, None if folder is None else Path(folder))
         if resume:
             run.resume()
@@ -153,7 +155,8 @@ class _Run:
     def __init__(self, model: Model, corpus: Batches, config: DraftConfig, optimizer: torch.optim.Optimizer,
                  folder: Path | None):  # fmt: skip
         self.model, self.corpus, self.config = model, corpus, config
-        self.optimizer, self.folder, self.history = optimizer, folder, DraftHistory()
+        self.optimizer, self.folder = optimizer, folder
+        self.history = DraftHistory(tokens_per_step=config.batch_size * config.length)
         self.identity = {} if folder is None else _identity(model, corpus, config)
 
     def resume(self) -> None:
@@ -213,6 +216,15 @@ class _Run:
         self.history.add(shown, time.perf_counter() - begin)
 
 
+def _optimizer(model: Model, config: DraftConfig) -> torch.optim.Optimizer:
+    """That of the backbone's training, for what is not frozen; the Markov tables have a rate of their own."""
+    optimizer = OPTIMIZERS[config.optimizer](model, config.learning_rate)
+    for group in optimizer.param_groups:
+        if group["role"] == "table":
+            group["lr_factor"] *= config.table_factor
+    return optimizer
+
+
 def _identity(model: Model, corpus: Batches, config: DraftConfig) -> dict[str, Any]:
     """What decides a run: both configs, and hashes of the rows of step 0 and of the backbone."""
     rows = hash_of(corpus.batch(0, config.batch_size, config.length, config.seed))
@@ -222,7 +234,10 @@ def _identity(model: Model, corpus: Batches, config: DraftConfig) -> dict[str, A
 
 @dataclass(frozen=True)
 class DraftStep:
-    """What some blocks showed. Shapes: confidence [n,k] logits; load [S,E] how often each draft block chose each expert."""
+    """What some blocks showed.
+
+    Shapes: confidence [n,k] logits; load [S,E] how often each draft block chose each of its experts.
+    """
 
     loss: DraftLoss
     confidence: Tensor
