@@ -1,4 +1,4 @@
-"""What a trained drafter does on texts that it never read: recorded drafts, temperatures fitted on them, their error."""
+"""What a trained drafter does on texts that it never read, temperatures fitted on that, and their error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rows_of(corpus: Corpus, length: int = LENGTH, most: int | None = None) -> Te
     return rows if most is None or most >= n_rows else rows[torch.arange(most) * n_rows // most]
 
 
-def drafts_on(model: Model, rows: Tensor, *, batch: int = 32, every: int = EVERY, seed: int = 0) -> RecordedDrafts:
+def drafts_on(model: Model, rows: Tensor, *, batch: int = 64, every: int = EVERY, seed: int = 0) -> RecordedDrafts:
     """`record_drafts` of all rows at temperature 1, some rows at a time. Passages are the numbers of the rows."""
     parts = []
     for first in range(0, len(rows), batch):

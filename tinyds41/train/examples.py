@@ -13,7 +13,7 @@ from tinyds41.train.corpus import data_folder
 
 # And the steps that each was trained.
 EXAMPLES = {"text": 300, "needle": 260, "choosers": 190, "facts": 180, "relay": 120, "entries": 70, "replay": 260,
-            "draft": 500}  # fmt: skip
+            "draft": 600}  # fmt: skip
 DRAFT = "draft"  # a drafter alone, for the backbone of "text"
 FOLDER = "examples"  # inside the data folder
 RECORD = "example.json"  # beside the model's files: the command that made it, and what it measured

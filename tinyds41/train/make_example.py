@@ -4,9 +4,9 @@
 
 The text's toy is stored in the released formats; its record holds the held-out loss before and after the weights were
 rounded to FP8 and FP4. The toys of tasks are stored in float32, bit for bit, for lessons go on training them; their
-record holds the training losses and the share of right answers. The drafter is stored alone, in float32, for the text's
-toy, which it leaves as it is; its record holds what it does on held-out text, and its calibration. Inside the shipped data folder the checksums of the
-manifest follow.
+record holds the training losses and the share of right answers. The drafter is stored alone, in float32, for
+the text's toy, which it leaves as it is; its record holds what it does on held-out text, and its calibration. Inside
+the shipped data folder the checksums of the manifest follow.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tinyds41.checkpoint.layout import is_model_file
 from tinyds41.checkpoint.read import load
 from tinyds41.checkpoint.write import save, save_draft
 from tinyds41.config import Config
+from tinyds41.infer.record_drafts import RecordedDrafts
 from tinyds41.model.transformer import Model
 from tinyds41.tokenizer import Tokenizer
 from tinyds41.train.corpus import Corpus, data_folder, documents
@@ -35,11 +36,12 @@ from tinyds41.train.fit_tokenizer import TRAINED_ON, enter_in_manifest
 from tinyds41.train.history import History
 from tinyds41.train.snapshot import FILE_NAME as SNAPSHOT
 from tinyds41.train.task_examples import recipe
-from tinyds41.train.train_draft import DraftHistory, train_draft
+from tinyds41.train.train_draft import DraftConfig, DraftHistory, train_draft
 from tinyds41.train.trainer import train
 from tinyds41.whole_file import write_whole
 
 HELD_OUT = "plays"
+DRAFTING = DraftConfig()
 OTHER = "devil"  # a domain that neither training nor temperatures have seen
 ASKED = 100  # rows of a task
 
@@ -100,19 +102,23 @@ def make_draft(steps: int, out: Path, seed: int, max_tokens: int | None, run: Pa
     assert tokenizer is not None
     training = Corpus.from_texts(tokenizer, [text for source in TRAINED_ON for text in documents(source)])
     resume = run is not None and (run / SNAPSHOT).is_file()
-    history = train_draft(model, training, steps=steps, seed=seed, folder=run, resume=resume)
+    history = train_draft(model, training, DRAFTING, steps=steps, seed=seed, folder=run, resume=resume)
     require_complete(history, steps, out)
-    held_out, other = (
-        drafts_on(model, rows_of(Corpus.from_texts(tokenizer, [text for name in names for text in documents(name, part)]),
-                              most=None if max_tokens is None else max(1, max_tokens // LENGTH)))
-        for names, part in ((TRAINED_ON, "held_out"), ((OTHER,), "held_out")))  # fmt: skip
+    held_out, other = (_drafts_on_held_out(model, names, max_tokens) for names in (TRAINED_ON, (OTHER,)))
     temperatures = calibrate(model, held_out)
     (out / RECORD).unlink(missing_ok=True)  # `save_draft` refuses a folder with anything that it does not know
     save_draft(model, out)
     measured = {"held_out": acceptance(held_out), OTHER: acceptance(other), "temperatures": temperatures,
-                "calibration": {"fitted_on": calibration(held_out, temperatures), OTHER: calibration(other, temperatures)},
+                "calibration": {"fitted_on": calibration(held_out, temperatures),
+                                OTHER: calibration(other, temperatures)},
                 "losses": [round(loss, 4) for loss in history.losses]}  # fmt: skip
     return history, list(TRAINED_ON), measured
+
+
+def _drafts_on_held_out(model: Model, names: Sequence[str], max_tokens: int | None) -> RecordedDrafts:
+    assert model.tokenizer is not None
+    text = Corpus.from_texts(model.tokenizer, [text for name in names for text in documents(name, "held_out")])
+    return drafts_on(model, rows_of(text, most=None if max_tokens is None else max(1, max_tokens // LENGTH)))
 
 
 def make_task(name: str, steps: int, out: Path, seed: int) -> Made:

@@ -45,11 +45,11 @@ class DraftConfig:
     Raises: ValueError naming a number that is out of range.
     """
 
-    steps: int = 300
+    steps: int = 600
     batch_size: int = 4
     length: int = 256
-    anchors: int = 64
-    learning_rate: float = 0.01
+    anchors: int = 128
+    learning_rate: float = 0.02
     optimizer: str = "report"  # as of a TrainConfig: Muon, balanced momentum and AdamW by role, or "adamw"
     table_factor: float = 4.0  # of the rate, for the two Markov tables
     warmup: int = 20
@@ -131,7 +131,7 @@ def train_draft(
         FileNotFoundError when there is nothing to resume; MemoryError before the first step where gradients and
         moments cannot fit; FloatingPointError naming the step whose loss or gradient is not finite: the drafter then
         is as it was before that step, and the last snapshot stays.
-    Source: spec 10.4; experts are balanced by their biases as in spec 8. The optimisers by role (spec 11) are ours here.
+    Source: spec 10.4; experts are balanced by their biases as in spec 8. Optimisers by role (spec 11) are ours here.
     """
     config, drafter = dataclasses.replace(config or DraftConfig(), **changes), model.drafter
     if resume and folder is None:
