@@ -12,9 +12,10 @@ from torch import Tensor
 from tinyds41.infer.record_drafts import RecordedDrafts, record_drafts
 from tinyds41.model.transformer import Model
 from tinyds41.train.calibrate import Blocks, bootstrap_interval, errors, fit_temperatures
-from tinyds41.train.corpus import Corpus
+from tinyds41.train.corpus import Corpus, documents
 
 LENGTH = 256  # tokens of a recorded row
+OTHER = "devil"  # a domain that neither training nor temperatures have seen
 START, EVERY = 32, 8  # the first anchor of a row, and the tokens from one to the next
 
 
@@ -38,6 +39,13 @@ def drafts_on(model: Model, rows: Tensor, *, batch: int = 64, every: int = EVERY
         parts.append(dataclasses.replace(part, passages=part.passages + first))
     names = [field.name for field in dataclasses.fields(RecordedDrafts)]
     return RecordedDrafts(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
+
+
+def held_out_drafts(model: Model, names: Sequence[str], most: int | None = None) -> RecordedDrafts:
+    """Drafts along the held-out parts of texts, in rows of `LENGTH`, `most` of them, spread over all."""
+    assert model.tokenizer is not None
+    texts = [text for name in names for text in documents(name, "held_out")]
+    return drafts_on(model, rows_of(Corpus.from_texts(model.tokenizer, texts), LENGTH, most))
 
 
 def blocks_of(recorded: RecordedDrafts) -> Blocks:

@@ -25,11 +25,10 @@ from tinyds41.checkpoint.layout import is_model_file
 from tinyds41.checkpoint.read import load
 from tinyds41.checkpoint.write import save, save_draft
 from tinyds41.config import Config
-from tinyds41.infer.record_drafts import RecordedDrafts
 from tinyds41.model.transformer import Model
 from tinyds41.tokenizer import Tokenizer
 from tinyds41.train.corpus import Corpus, data_folder, documents
-from tinyds41.train.draft_report import LENGTH, acceptance, calibrate, calibration, drafts_on, rows_of
+from tinyds41.train.draft_report import LENGTH, OTHER, acceptance, calibrate, calibration, held_out_drafts
 from tinyds41.train.evaluate import evaluate
 from tinyds41.train.examples import DRAFT, EXAMPLES, RECORD, command, example
 from tinyds41.train.fit_tokenizer import TRAINED_ON, enter_in_manifest
@@ -42,7 +41,6 @@ from tinyds41.whole_file import write_whole
 
 HELD_OUT = "plays"
 DRAFTING = DraftConfig()
-OTHER = "devil"  # a domain that neither training nor temperatures have seen
 ASKED = 100  # rows of a task
 
 
@@ -104,7 +102,8 @@ def make_draft(steps: int, out: Path, seed: int, max_tokens: int | None, run: Pa
     resume = run is not None and (run / SNAPSHOT).is_file()
     history = train_draft(model, training, DRAFTING, steps=steps, seed=seed, folder=run, resume=resume)
     require_complete(history, steps, out)
-    held_out, other = (_drafts_on_held_out(model, names, max_tokens) for names in (TRAINED_ON, (OTHER,)))
+    most = None if max_tokens is None else max(1, max_tokens // LENGTH)
+    held_out, other = (held_out_drafts(model, names, most) for names in (TRAINED_ON, (OTHER,)))
     temperatures = calibrate(model, held_out)
     (out / RECORD).unlink(missing_ok=True)  # `save_draft` refuses a folder with anything that it does not know
     save_draft(model, out)
@@ -113,12 +112,6 @@ def make_draft(steps: int, out: Path, seed: int, max_tokens: int | None, run: Pa
                                 OTHER: calibration(other, temperatures)},
                 "losses": [round(loss, 4) for loss in history.losses]}  # fmt: skip
     return history, list(TRAINED_ON), measured
-
-
-def _drafts_on_held_out(model: Model, names: Sequence[str], max_tokens: int | None) -> RecordedDrafts:
-    assert model.tokenizer is not None
-    text = Corpus.from_texts(model.tokenizer, [text for name in names for text in documents(name, "held_out")])
-    return drafts_on(model, rows_of(text, most=None if max_tokens is None else max(1, max_tokens // LENGTH)))
 
 
 def make_task(name: str, steps: int, out: Path, seed: int) -> Made:
