@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from tinyds41.bench.measure import circumstances
+from tinyds41.bench.speculate import held_out
 from tinyds41.infer.dspark_drafter import DSparkDrafter
 from tinyds41.infer.record_drafts import record_drafts
 from tinyds41.infer.simulate import BLOCKS, Throughput, over_best_fixed, simulate
 from tinyds41.infer.step_curve import measure_curve, measure_drafting
 from tinyds41.model.transformer import Model
 from tinyds41.train.calibrate import confidences
-from tinyds41.train.corpus import documents
 from tinyds41.train.examples import example
 
 PASSAGES, LENGTH, START, EVERY = 32, 512, 64, 4  # of the held-out play: 3,552 drafts
@@ -56,7 +56,6 @@ def _rounded(row: Throughput) -> dict[str, Any]:
 
 def passages(model: Model, n: int) -> torch.Tensor:
     """Rows from places all over the held-out play. Shapes: -> [n,LENGTH]."""
-    assert model.tokenizer is not None
-    ids = [token for text in documents("plays", "held_out") for token in model.tokenizer.encode(text)]
+    ids = held_out(model)
     apart = (len(ids) - LENGTH) // n
     return torch.tensor([ids[i * apart : i * apart + LENGTH] for i in range(n)])

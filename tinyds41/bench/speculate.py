@@ -52,7 +52,7 @@ def bench_speculate(rounds: int = 3, *, contexts: tuple[int, ...] = CONTEXTS, ro
     rows: prompts at each context.
     """
     model = example("draft")
-    ids = [token for text in documents("plays", "held_out") for token in model.tokenizer.encode(text)]
+    ids = held_out(model)
     table: list[dict[str, Any]] = []
     for context in contexts:
         cost = step_costs(model, ids[:context], rounds)
@@ -61,6 +61,13 @@ def bench_speculate(rounds: int = 3, *, contexts: tuple[int, ...] = CONTEXTS, ro
             table += [_row(context, temperature, by, depth, result, written["plain", 0], cost)
                       for (by, depth), result in written.items()]  # fmt: skip
     return {"name": "speculate", **circumstances(), "rows": table, "ratios": _ratios(table)}
+
+
+def held_out(model: Model) -> list[int]:
+    """The play that no example has read. Raises: ValueError for a model without a tokenizer."""
+    if model.tokenizer is None:
+        raise ValueError("this model has no tokenizer for the held-out play")
+    return [token for text in documents("plays", "held_out") for token in model.tokenizer.encode(text)]
 
 
 def step_costs(model: Model, prompt: Sequence[int], rounds: int) -> dict[int, float]:
