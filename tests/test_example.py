@@ -129,7 +129,7 @@ def test_its_record_says_what_the_drafter_does_on_text_that_it_never_saw():
 
 
 def test_confidences_are_right_on_a_domain_that_nothing_was_fitted_on():
-    error = example_record("draft")["calibration"]["devil"]
+    error = example_record("draft")["devil"]
     assert error["after"]["error"] <= max(0.015, error["before"]["error"] / 2)
     low, high = error["after"]["interval"]
     assert low < high

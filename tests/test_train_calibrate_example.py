@@ -20,8 +20,9 @@ def test_a_few_rows_are_measured_and_written(tmp_path, capsys):
     found, printed = json.loads((tmp_path / "found.json").read_text()), json.loads(capsys.readouterr().out)
     assert found["command"].endswith("calibrate_example --rows 2") and found["device"] == "cpu" and found["date"]
     assert printed == {name: value for name, value in found.items() if name != "reliability"}
-    assert found["asked"]["passages"] == found["fitted_on"]["passages"] == 2
-    assert found["asked"]["blocks"] == 2 * 28 and len(found["temperatures"]) == 5
+    assert found["asked"]["passages"] == 2 and found["fitted_on"]["passages"] == 4  # two of each text
+    assert found["asked"]["blocks"] == 2 * 55 and found["fitted_on"]["blocks"] == 4 * 28
+    assert len(found["temperatures"]) == 5
     assert sum(part["count"] for part in found["reliability"]["after"]) == 5 * found["asked"]["blocks"]
     assert found["met"] == (found["asked"]["after"]["error"] <= found["allowed"])
 

@@ -2,9 +2,9 @@
 
     python -m tinyds41.train.calibrate_example --out docs/results/calibration.json
 
-Temperatures are fitted anew on held-out plays and jargon and the error is measured on all of `devil`, before and after,
-with an interval over its passages. Outcomes are the chances min(1, p/q) of drawn tokens, whose noise counts as error,
-so the error that exactly right confidences would show stands beside it.
+Temperatures are fitted anew on held-out plays and jargon, each of the two as much as the other, and the error is
+measured on all of `devil`, before and after, with an interval over its passages. Outcomes are the chances min(1, p/q)
+of drawn tokens, whose noise counts as error, so the error that exactly right confidences would show stands beside it.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from tinyds41.train.examples import DRAFT, example
 from tinyds41.train.fit_tokenizer import TRAINED_ON
 from tinyds41.whole_file import write_whole
 
+ASKED_EVERY = 4  # more drafts than temperatures are fitted on: their noise counts as error
 LARGEST_ERROR = 0.015  # or half of what it is without temperatures, whichever is larger
 
 
 def measure(model: Model, most: int | None = None) -> dict[str, Any]:
     """Fits on texts of the training's kind, asks another domain. The model gets the temperatures."""
-    fitted, asked = held_out_drafts(model, TRAINED_ON, most), held_out_drafts(model, (OTHER,), most)
+    fitted, asked = held_out_drafts(model, TRAINED_ON, most), held_out_drafts(model, (OTHER,), most, ASKED_EVERY)
     temperatures = calibrate(model, fitted)
     blocks, error = blocks_of(asked), calibration(asked, temperatures)
     allowed = max(LARGEST_ERROR, error["before"]["error"] / 2)
     floor = noise_floor(blocks, temperatures)
     return {
         "fitted_on": {"texts": list(TRAINED_ON), **acceptance(fitted), **calibration(fitted, temperatures)},
-        "temperatures": [round(t, 4) for t in temperatures], "asked": {"texts": [OTHER], **acceptance(asked), **error},
+        "temperatures": list(temperatures), "asked": {"texts": [OTHER], **acceptance(asked), **error},
         "floor_of_drawn_outcomes": round(floor.overall, 5), "allowed": round(allowed, 5),
         "met": error["after"]["error"] <= allowed,
         "reliability": {name: [dataclasses.asdict(part) for part in pooled_reliability(blocks, chosen)]

@@ -36,16 +36,29 @@ def drafts_on(model: Model, rows: Tensor, *, batch: int = 64, every: int = EVERY
     parts = []
     for first in range(0, len(rows), batch):
         part = record_drafts(model, rows[first : first + batch], start=START, every=every, seed=seed + first)
-        parts.append(dataclasses.replace(part, passages=part.passages + first))
+        parts.append(part)
+    return joined(parts)
+
+
+def joined(parts: Sequence[RecordedDrafts]) -> RecordedDrafts:
+    """One behind the other, with passages of their own."""
+    shifted, n_before = [], 0
+    for part in parts:
+        shifted.append(dataclasses.replace(part, passages=part.passages + n_before))
+        n_before += 1 + int(part.passages.max())
     names = [field.name for field in dataclasses.fields(RecordedDrafts)]
-    return RecordedDrafts(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
+    return RecordedDrafts(**{name: torch.cat([getattr(part, name) for part in shifted]) for name in names})
 
 
-def held_out_drafts(model: Model, names: Sequence[str], most: int | None = None) -> RecordedDrafts:
-    """Drafts along the held-out parts of texts, in rows of `LENGTH`, `most` of them, spread over all."""
+def held_out_drafts(model: Model, names: Sequence[str], most: int | None = None, every: int = EVERY) -> RecordedDrafts:
+    """Drafts along the held-out parts of texts, in rows of `LENGTH`, of each text `most` spread over it.
+
+    Shorter texts are asked more often, so that each counts about the same, however long it is.
+    """
     assert model.tokenizer is not None
-    texts = [text for name in names for text in documents(name, "held_out")]
-    return drafts_on(model, rows_of(Corpus.from_texts(model.tokenizer, texts), LENGTH, most))
+    texts = [rows_of(Corpus.from_texts(model.tokenizer, documents(name, "held_out")), LENGTH, most) for name in names]
+    longest = max(len(rows) for rows in texts)
+    return joined([drafts_on(model, rows, every=max(1, round(every * len(rows) / longest))) for rows in texts])
 
 
 def blocks_of(recorded: RecordedDrafts) -> Blocks:

@@ -27,8 +27,9 @@ from tinyds41.checkpoint.write import save, save_draft
 from tinyds41.config import Config
 from tinyds41.model.transformer import Model
 from tinyds41.tokenizer import Tokenizer
+from tinyds41.train.calibrate_example import measure
 from tinyds41.train.corpus import Corpus, data_folder, documents
-from tinyds41.train.draft_report import LENGTH, OTHER, acceptance, calibrate, calibration, held_out_drafts
+from tinyds41.train.draft_report import LENGTH, OTHER
 from tinyds41.train.evaluate import evaluate
 from tinyds41.train.examples import DRAFT, EXAMPLES, RECORD, command, example
 from tinyds41.train.fit_tokenizer import TRAINED_ON, enter_in_manifest
@@ -102,14 +103,10 @@ def make_draft(steps: int, out: Path, seed: int, max_tokens: int | None, run: Pa
     resume = run is not None and (run / SNAPSHOT).is_file()
     history = train_draft(model, training, DRAFTING, steps=steps, seed=seed, folder=run, resume=resume)
     require_complete(history, steps, out)
-    most = None if max_tokens is None else max(1, max_tokens // LENGTH)
-    held_out, other = (held_out_drafts(model, names, most) for names in (TRAINED_ON, (OTHER,)))
-    temperatures = calibrate(model, held_out)
+    found = measure(model, None if max_tokens is None else max(1, max_tokens // LENGTH))
     (out / RECORD).unlink(missing_ok=True)  # `save_draft` refuses a folder with anything that it does not know
     save_draft(model, out)
-    measured = {"held_out": acceptance(held_out), OTHER: acceptance(other), "temperatures": temperatures,
-                "calibration": {"fitted_on": calibration(held_out, temperatures),
-                                OTHER: calibration(other, temperatures)},
+    measured = {"held_out": found["fitted_on"], "temperatures": found["temperatures"], OTHER: found["asked"],
                 "losses": [round(loss, 4) for loss in history.losses]}  # fmt: skip
     return history, list(TRAINED_ON), measured
 
