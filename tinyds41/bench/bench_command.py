@@ -33,7 +33,7 @@ def add_parser(subparsers) -> None:
     parser.add_argument("--threads", type=int, default=2, help="torch threads (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="timed rounds, taken in turns (default %(default)s)")
     parser.add_argument("--peer", choices=("mlx-lm",), help="decode, prefill: also the same weights there")
-    parser.add_argument("--contexts", type=_contexts, help="tokens, as 1024,4096; not for engram, forward, schedule, sessions")
+    parser.add_argument("--contexts", type=_contexts, help="tokens, as 1024,4096, where contexts differ")
     parser.add_argument("--rows", type=int, help="engram: rows of its large tables; speculate, schedule: prompts")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here ('-': print JSON only)")
 

@@ -10,7 +10,7 @@ import torch
 from tinyds41.bench.measure import circumstances
 from tinyds41.infer.dspark_drafter import DSparkDrafter
 from tinyds41.infer.record_drafts import record_drafts
-from tinyds41.infer.simulate import BLOCKS, over_best_fixed, simulate
+from tinyds41.infer.simulate import BLOCKS, Throughput, over_best_fixed, simulate
 from tinyds41.infer.step_curve import measure_curve, measure_drafting
 from tinyds41.model.transformer import Model
 from tinyds41.train.calibrate import confidences
@@ -43,9 +43,15 @@ def bench_schedule(rounds: int = 3, *, rows: int = PASSAGES, blocks: int = 8 * B
         "name": "schedule", **circumstances(), "drafts": len(confidence),
         "step_seconds": dict(zip(map(str, curve.tokens), curve.times, strict=True)),
         "drafting_seconds": dict(zip(map(str, drafting.tokens), drafting.times, strict=True)),
-        "rows": [{**asdict(row), "setting": None if row.kind == "scheduler" else row.setting} for row in found],
+        "rows": [_rounded(row) for row in found],
         "ratios": ratios,
     }  # fmt: skip
+
+
+def _rounded(row: Throughput) -> dict[str, Any]:
+    """Without the setting of the scheduler, which has none: nan is no JSON."""
+    columns = {name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(row).items()}
+    return {**columns, "setting": None if row.kind == "scheduler" else row.setting}
 
 
 def passages(model: Model, n: int) -> torch.Tensor:

@@ -144,18 +144,22 @@ def _ratios(table: Sequence[dict[str, Any]]) -> dict[str, float]:
     hot = [row for row in table if row["temperature"] == TEMPERATURES[-1]]
     ratios = {f"T=1, depth {k}: accepted length over the n-gram drafter's":
               _length(hot, "drafter", k) / _length(hot, "n-gram", k) for k in range(1, depth + 1)}  # fmt: skip
-    own = [row for row in hot if row["by"] == "drafter"]
-    ratios["T=1: least tokens/s over plain, over accepted length / cost"] = min(
-        row["of_accepted_over_cost"] for row in own)
-    ends = (hot[0]["context"], hot[-1]["context"])
+    ratios["T=1: tokens/s over plain, over accepted length / cost, at the worst depth"] = min(
+        _mean(hot, k, "of_accepted_over_cost") for k in range(1, depth + 1))
+    ends = min(row["context"] for row in hot), max(row["context"] for row in hot)
     first, last = (_length([row for row in hot if row["context"] == end], "drafter", depth) for end in ends)
     ratios[f"T=1, depth {depth}: accepted length at {ends[1]} over {ends[0]}"] = last / first
     for temperature in TEMPERATURES:
-        speeds = {k: statistics.mean(row["times_plain"] for row in table if row["temperature"] == temperature
-                                     and (row["by"], row["depth"]) == ("drafter", k)) for k in range(1, depth + 1)}
+        own = [row for row in table if row["temperature"] == temperature]
+        speeds = {k: _mean(own, k, "times_plain") for k in range(1, depth + 1)}
         best = max(speeds, key=lambda k: speeds[k])
         ratios[f"T={temperature:g}: tokens/s over plain at the best depth, {best}"] = speeds[best]
     return ratios
+
+
+def _mean(table: Sequence[dict[str, Any]], depth: int, column: str) -> float:
+    """Of the drafter, over contexts."""
+    return statistics.mean(row[column] for row in table if (row["by"], row["depth"]) == ("drafter", depth))
 
 
 def _length(table: Sequence[dict[str, Any]], by: str, depth: int) -> float:
