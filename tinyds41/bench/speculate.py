@@ -30,7 +30,7 @@ LONGEST = 4  # n-grams, in distinct-n
 
 @dataclass
 class Written:
-    """What one way of decoding wrote at one context and temperature. Units: seconds of all its runs."""
+    """What one way of decoding wrote at one context and temperature. Units: CPU seconds of all its runs."""
 
     texts: list[list[int]] = field(default_factory=list)
     seconds: float = 0.0
@@ -38,7 +38,7 @@ class Written:
 
     @property
     def speed(self) -> float:
-        """Tokens per second."""
+        """Tokens per CPU second: those of one thread, whoever else uses the machine."""
         return sum(map(len, self.texts)) / self.seconds
 
 
@@ -47,7 +47,8 @@ def bench_speculate(rounds: int = 3, *, contexts: tuple[int, ...] = CONTEXTS, ro
 
     Every prompt is continued in all ways in turn: plain, by the model's drafter at each depth, by an n-gram drafter.
     What a step costs is measured apart, in `rounds` turns: that accepted tokens come out as tokens per second is a
-    result, not an identity.
+    result, not an identity. Runs are timed by the CPU time of this process, as one run of each is too few for medians
+    of a clock; several threads add up.
 
     rows: prompts at each context.
     """
@@ -94,10 +95,10 @@ def write(model: Model, prompts: Sequence[Sequence[int]], temperature: float) ->
         for (by, depth), speculate in ways.items():
             result, session = found[by, depth], read.fork()
             options = {"draft_tokens": depth, "speculate": speculate} if depth else {}
-            started = time.perf_counter()
+            started = time.process_time()
             (text,) = generate_ids(session, torch.tensor([prompt[-1:]]), max_new_tokens=NEW_TOKENS, seed=number,
                                    temperature=temperature, speculation=result.counts, **options)  # fmt: skip
-            result.seconds += time.perf_counter() - started
+            result.seconds += time.process_time() - started
             result.texts.append(text)
     return found
 
