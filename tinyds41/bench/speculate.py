@@ -84,7 +84,7 @@ def step_costs(model: Model, prompt: Sequence[int], rounds: int) -> dict[int, fl
 
 def write(model: Model, prompts: Sequence[Sequence[int]], temperature: float) -> dict[tuple[str, int], Written]:
     """Continues each prompt in every way; by name and depth."""
-    drafter = DSparkDrafter(model)
+    drafter, clock = DSparkDrafter(model), time.process_time
     ways: dict[tuple[str, int], Any] = {("plain", 0): False}
     ways |= {("drafter", depth): drafter for depth in range(1, drafter.depth + 1)}
     ways |= {("n-gram", depth): NGramDrafter(depth) for depth in range(1, drafter.depth + 1)}
@@ -95,10 +95,10 @@ def write(model: Model, prompts: Sequence[Sequence[int]], temperature: float) ->
         for (by, depth), speculate in ways.items():
             result, session = found[by, depth], read.fork()
             options = {"draft_tokens": depth, "speculate": speculate} if depth else {}
-            started = time.process_time()
+            started = clock()
             (text,) = generate_ids(session, torch.tensor([prompt[-1:]]), max_new_tokens=NEW_TOKENS, seed=number,
                                    temperature=temperature, speculation=result.counts, **options)  # fmt: skip
-            result.seconds += time.process_time() - started
+            result.seconds += clock() - started
             result.texts.append(text)
     return found
 
