@@ -49,6 +49,14 @@ def test_a_run_is_not_charged_for_the_time_that_others_take(monkeypatch):
     assert all(0 < result.seconds < 0.2 for result in written.values())  # threads of the model may still be spinning
 
 
+def test_a_step_is_not_charged_for_the_time_that_others_take(monkeypatch):
+    clocks = []
+    monkeypatch.setattr(speculate, "alternate",
+                        lambda runs, rounds, clock: clocks.append(clock) or dict.fromkeys(runs, 2))  # fmt: skip
+    assert speculate.step_costs(speculate.example("draft"), [5] * 8, 1) == dict.fromkeys(range(6), 1.0)
+    assert clocks == [time.process_time]
+
+
 def test_greedy_texts_are_the_same_whoever_drafts(measured):
     for context in CONTEXTS:
         assert len({tuple(row["distinct"]) for row in only(measured["rows"], context=context, temperature=0.0)}) == 1
