@@ -53,6 +53,7 @@ def bench_speculate(rounds: int = 3, *, contexts: tuple[int, ...] = CONTEXTS, ro
     rows: prompts at each context.
     """
     model = example("draft")
+    assert model.tokenizer is not None
     ids = [token for text in documents("plays", "held_out") for token in model.tokenizer.encode(text)]
     table: list[dict[str, Any]] = []
     for context in contexts:
