@@ -25,6 +25,11 @@ def test_contestants_take_turns_after_one_warm_up_each():
     assert calls == ["a", "b", "a", "b", "a", "b"]
 
 
+def test_contestants_are_timed_by_the_clock_that_is_asked_for():
+    now = iter([0.0, 2.0, 10.0, 13.0, 20.0, 27.0])
+    assert alternate({"a": lambda: None}, 3, lambda: next(now)) == {"a": 3.0}
+
+
 def test_the_peak_of_a_fresh_process_is_its_own():
     """This process holds 400 MB more; what it starts must not show them."""
     ballast = bytearray(400_000_000)

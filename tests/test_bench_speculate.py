@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -36,6 +37,24 @@ def test_every_way_is_measured_at_every_context_and_temperature(measured):
         assert row["break_even"] == pytest.approx(1 + row["depth"] / 4)
         shares = row["accepted_length"] / row["break_even"]
         assert row["of_accepted_over_cost"] == pytest.approx(row["times_plain"] / shares, rel=0.01)
+
+
+def test_a_run_is_not_charged_for_the_time_that_others_take(monkeypatch):
+    def interrupted(session, ids, **options) -> list[list[int]]:
+        time.sleep(0.3)
+        return [[1, 2, 3, 4]]
+
+    monkeypatch.setattr(speculate, "generate_ids", interrupted)
+    written = speculate.write(speculate.example("draft"), [[5] * 8], 1.0)
+    assert all(0 < result.seconds < 0.2 for result in written.values())  # threads of the model may still be spinning
+
+
+def test_a_step_is_not_charged_for_the_time_that_others_take(monkeypatch):
+    clocks = []
+    monkeypatch.setattr(speculate, "alternate",
+                        lambda runs, rounds, clock: clocks.append(clock) or dict.fromkeys(runs, 2))  # fmt: skip
+    assert speculate.step_costs(speculate.example("draft"), [5] * 8, 1) == dict.fromkeys(range(6), 1.0)
+    assert clocks == [time.process_time]
 
 
 def test_greedy_texts_are_the_same_whoever_drafts(measured):

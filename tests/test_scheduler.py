@@ -8,7 +8,7 @@ import torch
 from chi_square import chi_square_at_one_percent
 from models import random_ids, scattered
 
-from tinyds41.infer.draft import Sampling
+from tinyds41.infer.draft import Draft, Sampling
 from tinyds41.infer.generate import generate_ids
 from tinyds41.infer.ngram_drafter import NGramDrafter
 from tinyds41.infer.schedule import choose_common_length, choose_lengths
@@ -135,6 +135,20 @@ def test_where_tokens_are_free_all_of_a_draft_is_verified():
     generate_ids(model, ids, speculation=plain, **options)
     generate_ids(model, ids, speculation=scheduled, schedule=Scheduler(FREE), **options)
     assert scheduled == plain and plain.proposed > 0
+
+
+@pytest.mark.parametrize("token", [4, 5])
+def test_how_many_are_verified_does_not_follow_from_the_tokens(token):
+    class Confident:
+        depth = 3
+
+        def propose(self, session, anchors, depth, sampling, generators):
+            return Draft(torch.full((2, depth), token), confidence=torch.tensor([[0.9, 0.8, 0.1], [0.9, 0.7, 0.1]]))
+
+    counts, curve = Speculation(), StepCurve((2, 4, 6, 8), (1.0, 1.2, 1.4, 1.6))
+    generate_ids(scattered(), random_ids(2, 12), max_new_tokens=5, temperature=0, speculate=Confident(),
+                 schedule=Scheduler(curve), speculation=counts)  # fmt: skip
+    assert len(counts.proposed_at) == choose_common_length([[0.9, 0.8, 0.1], [0.9, 0.7, 0.1]], curve) == 2
 
 
 def test_500_scheduled_draws_follow_the_models_chances():

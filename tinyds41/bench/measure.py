@@ -20,19 +20,21 @@ from tinyds41.tables import aligned
 from tinyds41.whole_file import write_whole
 
 
-def alternate(contestants: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+def alternate(
+    contestants: Mapping[str, Callable[[], Any]], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
     """Median seconds of each, in turns after one warm-up each.
 
-    What disturbs the machine disturbs all of them.
+    What disturbs the machine disturbs all of them. clock: `time.process_time` for the CPU's seconds of this process.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for function in contestants.values():
         function()
     for _ in range(rounds):
         for name, function in contestants.items():
-            started = time.perf_counter()
+            started = clock()
             function()
-            seconds[name].append(time.perf_counter() - started)
+            seconds[name].append(clock() - started)
     return {name: statistics.median(times) for name, times in seconds.items()}
 
 

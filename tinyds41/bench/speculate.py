@@ -30,7 +30,7 @@ LONGEST = 4  # n-grams, in distinct-n
 
 @dataclass
 class Written:
-    """What one way of decoding wrote at one context and temperature. Units: seconds of all its runs."""
+    """What one way of decoding wrote at one context and temperature. Units: CPU seconds of all its runs."""
 
     texts: list[list[int]] = field(default_factory=list)
     seconds: float = 0.0
@@ -38,7 +38,7 @@ class Written:
 
     @property
     def speed(self) -> float:
-        """Tokens per second."""
+        """Tokens per CPU second: those of one thread, whoever else uses the machine."""
         return sum(map(len, self.texts)) / self.seconds
 
 
@@ -47,7 +47,8 @@ def bench_speculate(rounds: int = 3, *, contexts: tuple[int, ...] = CONTEXTS, ro
 
     Every prompt is continued in all ways in turn: plain, by the model's drafter at each depth, by an n-gram drafter.
     What a step costs is measured apart, in `rounds` turns: that accepted tokens come out as tokens per second is a
-    result, not an identity.
+    result, not an identity. Runs are timed by the CPU time of this process, as one run of each is too few for medians
+    of a clock; several threads add up.
 
     rows: prompts at each context.
     """
@@ -71,7 +72,7 @@ def held_out(model: Model) -> list[int]:
 
 
 def step_costs(model: Model, prompt: Sequence[int], rounds: int) -> dict[int, float]:
-    """Seconds of drafting k tokens at temperature 1 and verifying them, over those of a plain step, by k."""
+    """CPU seconds of drafting k tokens at temperature 1 and verifying them, over those of a plain step, by k."""
     drafter, sampling, session = DSparkDrafter(model), Sampling(1.0), Session(model)
     session.prefill(torch.tensor([prompt]))
     length, anchor = session.lengths[0], torch.tensor([5])
@@ -84,13 +85,14 @@ def step_costs(model: Model, prompt: Sequence[int], rounds: int) -> dict[int, fl
         session.extend(torch.cat(columns, 1))
         session.truncate(length)
 
-    seconds = alternate({str(k): lambda k=k: step(k) for k in range(drafter.depth + 1)}, max(15, rounds))
+    ways = {str(k): lambda k=k: step(k) for k in range(drafter.depth + 1)}
+    seconds = alternate(ways, max(15, rounds), time.process_time)
     return {k: seconds[str(k)] / seconds["0"] for k in range(drafter.depth + 1)}
 
 
 def write(model: Model, prompts: Sequence[Sequence[int]], temperature: float) -> dict[tuple[str, int], Written]:
     """Continues each prompt in every way; by name and depth."""
-    drafter = DSparkDrafter(model)
+    drafter, clock = DSparkDrafter(model), time.process_time
     ways: dict[tuple[str, int], Any] = {("plain", 0): False}
     ways |= {("drafter", depth): drafter for depth in range(1, drafter.depth + 1)}
     ways |= {("n-gram", depth): NGramDrafter(depth) for depth in range(1, drafter.depth + 1)}
@@ -101,10 +103,10 @@ def write(model: Model, prompts: Sequence[Sequence[int]], temperature: float) ->
         for (by, depth), speculate in ways.items():
             result, session = found[by, depth], read.fork()
             options = {"draft_tokens": depth, "speculate": speculate} if depth else {}
-            started = time.perf_counter()
+            started = clock()
             (text,) = generate_ids(session, torch.tensor([prompt[-1:]]), max_new_tokens=NEW_TOKENS, seed=number,
                                    temperature=temperature, speculation=result.counts, **options)  # fmt: skip
-            result.seconds += time.perf_counter() - started
+            result.seconds += clock() - started
             result.texts.append(text)
     return found
 
