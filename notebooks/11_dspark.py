@@ -26,15 +26,17 @@ import itertools
 import torch
 
 import tinyds41 as ds
+from tinyds41.cost.kv_bytes import kv_bytes
+from tinyds41.cost.parameters import count_parameters
 from tinyds41.course.exercises import refuses
-from tinyds41.course.lesson_11 import (check_correction, check_depth, check_tokens_per_step, chi_square, cost_ratios,
-                                       draft_bytes, step_bytes)  # fmt: skip
+from tinyds41.course.lesson_11 import (WeightBytes, check_correction, check_depth, check_tokens_per_step, chi_square,
+                                       cost_ratios)  # fmt: skip
 from tinyds41.formats import WINDOW
 from tinyds41.infer.draft import Sampling
 from tinyds41.infer.dspark_drafter import DSparkDrafter
 from tinyds41.infer.generate import generate_ids
 from tinyds41.infer.ngram_drafter import NGramDrafter
-from tinyds41.infer.simulate import simulate
+from tinyds41.infer.simulate import over_best_fixed, simulate
 from tinyds41.infer.speculate import Speculation, accept
 from tinyds41.infer.step_curve import StepCurve
 from tinyds41.show.draft_plots import plot_overlap
@@ -42,7 +44,8 @@ from tinyds41.show.explore_draft import draft_steps, draft_view, explore_draft
 from tinyds41.show.reliability_plot import plot_reliability
 from tinyds41.show.run_plots import plot_curves
 from tinyds41.show.schedule_plot import plot_schedule
-from tinyds41.train.calibrate import Blocks, errors, fit_temperatures, pooled_reliability
+from tinyds41.train.calibrate import (Blocks, calibration_error, confidences, fit_temperatures, pooled_reliability,
+                                      reliability)  # fmt: skip
 from tinyds41.train.corpus import Corpus, documents
 from tinyds41.train.train_draft import draft_step, train_draft
 
@@ -58,15 +61,15 @@ _ = torch.manual_seed(0)
 # A model dictates too: a token needs the one before it, so every token is one *step*, one run of the whole model.
 # But a run may read several tokens at once.
 #
-# **Guess first:** a toy writes 40 tokens. How many steps does it take with a clerk who writes five tokens ahead?
+# **Guess first:** a toy writes 32 tokens. How many steps does it take with a clerk who writes five tokens ahead?
 
 # %% tags=["nbval-check-output"]
 model = ds.load("/tmp/d1/m10", draft=True)
 prompt = "KING RICHARD:\nNow is the winter of our discontent\nMade glorious summer by "
 for speculate in (False, True):
     counts = Speculation()
-    ds.generate(model, prompt, max_new_tokens=40, seed=1, speculate=speculate, speculation=counts)
-    print(f"drafts {speculate}: 40 tokens, 1 from the prompt and {counts.steps} steps for the others")
+    ds.generate(model, prompt, max_new_tokens=32, seed=1, speculate=speculate, speculation=counts)
+    print(f"drafts {speculate}: 32 tokens, 1 from the prompt and {counts.steps} steps for the others")
 
 # %% [markdown]
 # The clerk is called a **drafter**. That of the report, *DSpark*, has three small layers, *draft blocks*. They see what
@@ -172,7 +175,7 @@ assert chi_square(counts["q/p, q = p"], p) < 13.28
 # by. BCE teaches a **confidence** $c_k$: the chance that token $k$ stands, if those before it do.
 
 # %%
-STEPS = 50
+STEPS = 45
 pupil = ds.example("text")
 pupil.add_draft(seed=0)
 before = {name: value.clone() for name, value in pupil.state_dict().items() if not name.startswith("mtp.")}
@@ -227,7 +230,7 @@ class Naming:
 held_out = Corpus.from_texts(model.tokenizer, documents("plays", "held_out")).batch(0, 4, 64, 0).ids[:, :-1]
 
 
-def tokens_per_step(drafter, temperature, n=32):
+def tokens_per_step(drafter, temperature, n=24):
     """What four texts of n tokens show; acceptance here counts only tokens whose forerunners stood."""
     counts = Speculation()
     generate_ids(model, held_out, max_new_tokens=n, temperature=temperature, speculate=drafter, speculation=counts)
@@ -277,13 +280,13 @@ assert found["DSpark"][1] > found["n-grams"][1] + 0.5
 # The same text as at the start, one step. In a live notebook the cell behind it steps through.
 
 # %%
-steps = draft_steps(model, prompt, max_new_tokens=40, seed=1)
+steps = draft_steps(model, prompt, max_new_tokens=32, seed=1)
 chosen = next(number for number, step in enumerate(steps, 1) if 1 <= step.accepted < 4)
 print(draft_view(model, steps, chosen))
 
 # %%
 # NBVAL_IGNORE_OUTPUT
-explore_draft(model, prompt, max_new_tokens=40, seed=1)
+explore_draft(model, prompt, max_new_tokens=32, seed=1)
 
 # %% [markdown]
 # Below: what the session holds. The run has read anchor and draft, so rows of tokens that fell are in the stores: in
@@ -300,7 +303,7 @@ exact = copy.deepcopy(model).double()
 sessions = {speculate: ds.Session(exact) for speculate in (False, True)}
 texts = {}
 for speculate, session in sessions.items():
-    texts[speculate] = ds.generate(session, prompt, max_new_tokens=40, temperature=0, speculate=speculate)
+    texts[speculate] = ds.generate(session, prompt, max_new_tokens=24, temperature=0, speculate=speculate)
 print(texts[True])
 print("same text", texts[True] == texts[False], "- same stores",
       sessions[True].fingerprint() == sessions[False].fingerprint())
@@ -360,3 +363,237 @@ costs = cost_ratios(model, rounds=5)
 ax = plot_curves({"cost of a step": costs, "tokens per step": gains}, xlabel="drafted tokens", model="the text toy",
                  ylabel="cost and gain, in plain steps")  # fmt: skip
 print("speed:", {depth: round(gains[depth] / costs[depth], 2) for depth in gains})
+
+# %% [markdown]
+# Where the curves cross is the *break-even*. Here the gain is small at best: our toy's drafter has three layers where
+# the model has eight. In a large model a drafter is a far smaller part.
+#
+# ## Can the drafter's confidence be believed?
+#
+# The confidence $c_k$ holds if all tokens before $k$ stand. The chance that a draft stands *up to and with* token $k$
+# is its **survival**, $a_k = c_1 c_2 \cdots c_k$.
+#
+# *Calibrated* means: of all drafts with a survival of 0.7, seven in ten get that far. If not, each $c_k$ is bent by a
+# **temperature** $\tau_k$, fitted on other text: $\sigma(\text{logit}/\tau_k)$.
+
+# %%
+def record(where, n=512):
+    """Confidence logits of n drafts and how likely each of their tokens stands."""
+    loss, logits = acceptance(model, where, n)
+    return Blocks(logits.double().numpy(), loss.acceptance.double().numpy())
+
+
+fitted_on, tested_on = record("plays"), record("jargon")
+temperatures = fit_temperatures(fitted_on)
+print("temperatures fitted on plays:", [round(temperature, 2) for temperature in temperatures])
+
+# %%
+alone = reliability(confidences(tested_on.logits, temperatures).ravel(), tested_on.survived.ravel())
+bins = {"c alone": alone, "survival, as trained": pooled_reliability(tested_on, ()),
+        "with temperatures": pooled_reliability(tested_on, temperatures)}  # fmt: skip
+ax = plot_reliability(bins, model="jargon, not fitted on")
+error = {name: calibration_error(part) for name, part in bins.items()}
+print({name: round(value, 3) for name, value in error.items()})
+assert error["c alone"] > 5 * max(error["survival, as trained"], error["with temperatures"])
+
+# %% [markdown]
+# **A miss:** temperatures hardly change anything. At temperature 1 this drafter's confidence was calibrated before,
+# for BCE had taught it just that.
+#
+# What does matter is what the number means. Whoever takes $c_k$ itself for the chance that the draft gets as far as
+# $k$ (orange) believes in tokens that are hardly ever reached.
+
+# %% [markdown]
+# ## How deep, for many readers at once?
+#
+# A server runs many requests in one step. DSpark's *scheduler* looks at all their drafts and admits token after token,
+# those of the greatest survival first, as long as
+#
+# $$(R + \textstyle\sum a) \times \text{steps per second}$$
+#
+# rises: $R$ requests, each with one sure token, and the survivals admitted. It stops at the first fall. So whether
+# token $k$ is judged never depends on what comes behind it; else the rule would no longer be lossless.
+
+# %% [markdown]
+# How long does a step take? We take the weights of `flash` and a machine that does nothing but read them, each once
+# per step. `flash` has 384 experts in a layer, a token visits 6, and we let tokens choose evenly and not alike.
+#
+# Popular accounts say that judging is free where a machine waits for memory: the weights are read anyway. **Guess
+# first:** how many times the bytes of one token does a step of six read?
+
+# %% tags=["nbval-check-output"]
+flash = ds.Config.preset("flash")
+assert (flash.n_routed_experts, flash.num_experts_per_tok) == (384, 6)
+weights = WeightBytes(flash)
+one = weights.step(1)
+print(f"one token {one / 1e9:.1f} GB, a draft {weights.draft() / 1e9:.1f} GB")
+for requests in (1, 16, 64, 256):
+    plain = weights.step(requests)
+    times = [weights.step(requests * (depth + 1)) / plain for depth in (0, 1, 3, 5)]
+    print(f"{requests:3} requests: with 0, 1, 3, 5 drafted tokens each", " ".join(f"{x:.2f}" for x in times))
+assert weights.step(6) > 2 * one
+
+# %% [markdown]
+# > **Correction.** With experts judging is not free, not even for a single reader: each token wants experts of its
+# > own. A step of six must write that many times as many tokens to pay.
+#
+# (A bound, not a measurement: neighbouring tokens are likely to share experts, which makes it cheaper.)
+#
+# **Guess first:** the more requests, the busier the machine. Does the scheduler draft shorter and shorter as the load
+# grows? We replay the drafts of our toy on `flash`'s curve.
+
+# %%
+n_tokens, loads = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1536), (1, 4, 16, 64, 256)
+reading = StepCurve(n_tokens, tuple(weights.step(n) / 1e9 for n in n_tokens))  # a GB is our unit of time
+drafting = StepCurve(loads, tuple(weights.draft(n) / 1e9 for n in loads))
+drawn = torch.rand(tested_on.accepted.shape, generator=torch.Generator().manual_seed(0)).numpy()
+n_accepted = (drawn < tested_on.accepted).cumprod(-1).sum(-1)
+survivals = confidences(tested_on.logits, temperatures)
+rows = simulate(survivals, n_accepted, reading, loads=loads, drafting=drafting, blocks=1024)
+ax = plot_schedule(rows, model="our drafts, flash's bytes", relative=True)
+
+# %%
+lengths = {row.requests: row.verified for row in rows if row.kind == "scheduler"}
+gain = over_best_fixed(rows)
+for load in loads:
+    print(f"{load:3} requests: {lengths[load]:.2f} drafted tokens judged per request,"
+          f" {gain[load]:.2f} of the best fixed length")
+assert lengths[16] < lengths[1] < 3 < lengths[256]
+
+# %% [markdown]
+# **A second surprise.** Shorter at first, then long again! With some requests each new token brings new experts; from
+# 64 on nearly all experts are read anyway, and more tokens hardly cost anything, until the machine has too much to
+# *compute*, which this curve leaves out.
+#
+# **And a miss:** in the middle the scheduler is behind "no drafts". It decides when drafts are made and paid for; it
+# cannot undo them.
+
+# %% [markdown]
+# ## What it costs
+#
+# Draft blocks have windows of their own, with rows made from target features. They hold the last $W$ tokens and no
+# more: nothing grows with the text, and nothing enters the candidate pool (lesson 05).
+
+# %% tags=["nbval-check-output"]
+held = sessions[True].report()
+mine = [store for store in held.stores if store.name.startswith("mtp.")]
+print(f"toy: the drafter holds {len(mine)} windows of {mine[0].rows} rows, {held.bytes('draft_window'):,} bytes,"
+      f" behind {held.tokens} tokens")  # fmt: skip
+row = WINDOW.row_bytes(flash.head_dim)
+windows = flash.num_nextn_predict_layers * flash.sliding_window * row
+print(f"flash: {flash.num_nextn_predict_layers} x {flash.sliding_window} rows of {row} bytes: {windows:,}")
+assert windows == 202_752 and {store.kind for store in mine} == {"draft_window"}
+
+# %% tags=["nbval-check-output"]
+counted = count_parameters(flash, draft=True)
+tokens = float(windows / kv_bytes(flash).bytes_per_token)
+print(f"flash: draft blocks {counted.draft_blocks / 1e9:.2f}B weights of {counted.total / 1e9:.1f}B;")
+print(f"their windows are worth {tokens:.0f} tokens of the growing cache")
+print(f"a draft reads {weights.draft() / one:.2f} times what a plain step reads")
+
+# %% [markdown]
+# ## What a toy cannot show
+#
+# How far features carry in a model that understands its text; how pointed its chances are; the accepted length of
+# `flash`, and so how much faster it writes. What holds at any size: the rule, its proof by counting, exact rollback,
+# the bytes of windows, the arithmetic of costs.
+
+# %% [markdown]
+# ## Exercise 1
+#
+# Write a function of the confidences $c_1, c_2, \dots$ of a draft: how many tokens does its step write, on average, if
+# they are calibrated?
+#
+# <details><summary>Hint</summary>
+#
+# One token is sure. Token $k$ is written if the draft gets that far.
+#
+# </details>
+
+# %%
+expected_tokens = ...  # such as: lambda confidence: 1.0
+check_tokens_per_step(expected_tokens)
+
+# %% [markdown]
+# ## Exercise 2
+#
+# Write the correction: from $p$ and $q$, tensors of chances, the chances of the token that takes the place of one that
+# fell.
+#
+# <details><summary>Hint</summary>
+#
+# The green parts of the picture, and nothing else. Chances add up to 1.
+#
+# </details>
+
+# %%
+correction = ...  # such as: lambda p, q: p
+check_correction(correction)
+
+# %% [markdown]
+# ## Exercise 3
+#
+# Every drafted token stands with the same chance, given those before it. A draft costs `draft` plain steps, of
+# whatever depth; `steps[n]` is the cost of a run that judges $n$ tokens, from 0 on. Write a function of acceptance,
+# `draft` and `steps`: the depth that writes most per cost. Depth 0 makes no draft.
+#
+# <details><summary>Hint</summary>
+#
+# Exercise 1 with equal confidences, divided by what it costs, for each depth.
+#
+# </details>
+
+# %%
+best_depth = ...  # such as: lambda acceptance, draft, steps: 0
+check_depth(best_depth)
+
+# %% [markdown]
+# <details><summary>Solutions</summary>
+#
+# They stand in the next cell, which is folded. It also shows that each check refuses a wrong answer.
+#
+# </details>
+
+# %% jupyter={"source_hidden": true} tags=["solution"]
+def on_average(confidence):
+    return 1 + sum(itertools.accumulate(confidence, lambda a, c: a * c))
+
+
+def missing_part(p, q):
+    rest = (p - q).clamp(min=0)
+    return rest / rest.sum()
+
+
+def most_per_cost(acceptance, draft, steps):
+    speed = [on_average([acceptance] * n) / (cost + draft * (n > 0)) for n, cost in enumerate(steps)]
+    return speed.index(max(speed))
+
+
+check_tokens_per_step(on_average)
+check_correction(missing_part)
+check_depth(most_per_cost)
+assert refuses(check_tokens_per_step, lambda c: 1 + sum(c)) and refuses(check_correction, lambda p, q: p)
+assert refuses(check_depth, lambda acceptance, draft, steps: 5)
+
+# %% [markdown]
+# ## Recap
+#
+# - A drafted token stands with chance $\min(1, p/q)$; a correction fills what is missing. No chance changes, and no
+#   store keeps a trace.
+# - To name the likeliest token is a bad draft of drawn text; to roll the same dice is a good one.
+# - Tokens per step are $1 + a_1 + a_2 + \dots$, with survivals, not confidences. Drafts pay where that exceeds the
+#   cost of the step.
+# - With experts, more tokens read more weights, until all are read.
+
+# %% [markdown]
+# [Technical report](https://arxiv.org/abs/2609.19969): §2.4.3. Before it: **lesson 10**, Engram's tables. Next:
+# **lesson 12**, optimisers by role.
+
+# %% [markdown]
+# ## 中文小结
+#
+# 1. 草稿词元以 min(1, p/q) 的概率留下，否则从 max(0, p − q) 归一化后重抽：文本的分布与逐个解码完全一样。
+# 2. 温度为 1 时，按 q 掷骰子远胜于报出最可能的词元：要的是同样的骰子，不是猜中点数。
+# 3. 被拒的词元在所有缓存里不留痕迹：float64 下指纹与从未起草时相同。
+# 4. 每步词元数是 1 加各位存活率之和；存活率是置信度的连乘。
+# 5. 专家模型里多验一个词元要多读专家的权重；请求很多时专家反正全读，草稿又变长。

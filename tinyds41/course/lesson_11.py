@@ -53,29 +53,35 @@ def cost_ratios(model: Model, *, context: int = 128, rounds: int = 9) -> dict[in
     return {depth: least[depth] / least[0] for depth in depths}
 
 
-def step_bytes(config: Config, n_tokens: int) -> float:
-    """Bytes of weights that a step of so many tokens reads, each weight once, in the formats of released files.
+class WeightBytes:
+    """Bytes of weights that steps and drafts of a config's model read, each weight once, as released files have them.
 
     Tokens are taken to choose their experts evenly and not alike: of E experts n tokens meet E (1 - (1 - A/E)^n).
-    """
-    met = _met(config.n_routed_experts, config.num_experts_per_tok, n_tokens)
-    return sum(_bytes(share, met) for share in shares(Model(config, device="meta")) if share.decode)
-
-
-def draft_bytes(config: Config) -> float:
-    """Bytes of weights that one draft reads: its blocks with all their slots, and the output head.
 
     Raises: ValueError for a config without draft blocks.
     """
-    size = config.dspark_block_size or 0
-    met = _met(config.dspark_n_routed_experts or 0, config.dspark_num_experts_per_tok or 0, size)
-    total = 0.0
-    for share in shares(Model(config, device="meta", draft=True)):
-        if share.name.endswith("markov_head.embed.weight"):  # a row for each token
-            total += size * share.shape[1] * DTYPE.itemsize
-        elif share.component in ("draft blocks", "output head"):
-            total += _bytes(share, met)
-    return total
+
+    def __init__(self, config: Config):
+        self.config = config
+        self._shares = shares(Model(config, device="meta", draft=True))
+
+    def step(self, n_tokens: int) -> float:
+        """Of a run of the backbone over so many tokens."""
+        met = _met(self.config.n_routed_experts, self.config.num_experts_per_tok, n_tokens)
+        return sum(_bytes(share, met) for share in self._shares if share.decode)
+
+    def draft(self, requests: int = 1) -> float:
+        """Of the drafts of so many requests: the draft blocks with all their slots, and the output head."""
+        config = self.config
+        n_slots = requests * (config.dspark_block_size or 0)
+        met = _met(config.dspark_n_routed_experts or 0, config.dspark_num_experts_per_tok or 0, n_slots)
+        total = 0.0
+        for share in self._shares:
+            if share.name.endswith("markov_head.embed.weight"):  # a row for each token
+                total += n_slots * share.shape[1] * DTYPE.itemsize
+            elif share.component in ("draft blocks", "output head"):
+                total += _bytes(share, met)
+        return total
 
 
 def _met(n_experts: int, n_active: int, n_tokens: int) -> float:
