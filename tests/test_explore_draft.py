@@ -159,7 +159,10 @@ def test_step_and_seed_change_the_text_to_that_of_the_view(model):
     pytest.importorskip("ipywidgets")
     found = parts(explore_draft(model, PROMPT, max_new_tokens=10, seed=2))
     steps = {seed: draft_steps(model, PROMPT, max_new_tokens=10, seed=seed) for seed in (2, 5)}
-    shown = lambda seed, step: html.escape(draft_view(model, steps[seed], step))  # noqa: E731
+
+    def shown(seed, step):
+        return html.escape(draft_view(model, steps[seed], step))
+
     assert shown(2, 1) in found["shown"].value and found["step"].max == len(steps[2])
     found["step"].value = 3
     assert shown(2, 3) in found["shown"].value

@@ -98,7 +98,7 @@ def _bytes(share: Share, experts: float) -> float:
 
 
 def check_tokens_per_step(answer: Callable[[Sequence[float]], float]) -> None:
-    """Exercise 1: expected tokens of a step from the confidences of its draft, each given that those before it stand."""
+    """Exercise 1: expected tokens of a step from confidences, each given that all tokens before it stand."""
 
     def complaint(answer: Callable[[Sequence[float]], float]) -> str | None:
         for confidence in ([0.5], [1.0, 1.0], [0.9, 0.0, 1.0], [0.7, 0.6, 0.5, 0.4, 0.3], []):
