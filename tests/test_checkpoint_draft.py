@@ -8,8 +8,8 @@ import torch
 from folders import assert_same_bits, edit_tensors, index_of, nano_model, released
 
 from tinyds41.checkpoint.inspect import inspect
-from tinyds41.checkpoint.read import load
-from tinyds41.checkpoint.write import save
+from tinyds41.checkpoint.read import load, load_draft
+from tinyds41.checkpoint.write import save, save_draft
 from tinyds41.model.dspark import DSpark
 
 
@@ -108,3 +108,32 @@ def test_inspect_counts_the_drafter_by_itself(folder):
     parameters = sum(weight.numel() for weight in nano_model(draft=True).drafter.parameters())
     assert report.components()["draft blocks"][0] == parameters
     assert "3 of 3 draft blocks stored" in str(report) and report.n_draft_blocks == 3
+
+
+def test_a_drafter_saved_alone_is_added_to_its_backbone_bit_for_bit(tmp_path):
+    model, backbone = nano_model(draft=True), nano_model()
+    model.config = model.config.replace(dspark_temperatures=(1.0, 2.0, 0.5, 1.0, 1.0))
+    folder = save_draft(model, tmp_path / "alone")
+    assert all(name.startswith("mtp.") for name in index_of(folder))
+    draft = load_draft(backbone, folder)
+    assert draft is backbone.mtp and backbone.config == model.config
+    assert_same_bits(released(backbone), released(model))
+
+
+def test_a_drafter_alone_of_another_model_is_refused_with_the_sizes(tmp_path):
+    folder = save_draft(nano_model(draft=True), tmp_path / "alone")
+    other = nano_model(sliding_window=8)
+    with pytest.raises(ValueError, match=r"belongs to another model: sliding_window=4 there and 8 here$"):
+        load_draft(other, folder)
+    assert other.mtp is None
+    with pytest.raises(ValueError, match="has no drafter"):
+        save_draft(other, tmp_path / "none")
+
+
+def test_a_drafter_alone_without_a_tensor_is_refused_by_its_name(tmp_path):
+    folder = save_draft(nano_model(draft=True), tmp_path / "alone")
+    edit_tensors(folder, lambda tensors: tensors.pop("mtp.0.main_proj.weight"))
+    backbone = nano_model()
+    with pytest.raises(ValueError, match=r"missing.*mtp\.0\.main_proj\.weight"):
+        load_draft(backbone, folder)
+    assert backbone.mtp is None

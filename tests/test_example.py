@@ -11,15 +11,18 @@ import torch
 from safetensors import safe_open
 
 import tinyds41 as ds
+from tinyds41.infer.speculate import drafter_of
 from tinyds41.train import corpus, examples, make_example
 from tinyds41.train.corpus import Corpus, data_folder, documents, manifest, verify
+from tinyds41.train.draft_report import acceptance, drafts_on, rows_of
 from tinyds41.train.examples import EXAMPLES, RECORD, command, example_folder, example_record
 from tinyds41.train.fit_tokenizer import TRAINED_ON
 from tinyds41.train.history import History
 from tinyds41.train.task_examples import recipe
+from tinyds41.train.train_draft import DraftConfig
 
 MOST_BYTES = 4_000_000
-TASKS = [name for name in EXAMPLES if name != "text"]
+TASKS = [name for name in EXAMPLES if name not in ("text", "draft")]
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +95,46 @@ def test_its_record_holds_the_command_and_what_it_measured():
     assert held_out["loss"] < held_out["unigram_loss"] - 1.5
 
 
+def test_the_drafter_stands_behind_the_very_model_of_the_text(model):
+    drafting = ds.example("draft")
+    assert {parameter.dtype for parameter in drafting.parameters()} == {torch.float32}
+    assert drafting.tokenizer is not None and drafting.config.replace(dspark_temperatures=()) == model.config
+    own, backbone = drafting.state_dict(), model.state_dict()
+    assert {name for name in own if not name.startswith("mtp.")} == set(backbone)
+    assert all(torch.equal(own[name], tensor) for name, tensor in backbone.items())
+
+
+def test_the_drafter_drafts_with_its_temperatures_and_is_worth_it():
+    torch.set_num_threads(1)
+    model, found = ds.example("draft"), example_record("draft")
+    assert list(model.config.dspark_temperatures) == found["temperatures"] and len(found["temperatures"]) == 5
+    assert drafter_of(ds.Session(model, rollback=5), True, None)[0].temperatures == model.config.dspark_temperatures
+    counts = ds.Speculation()
+    texts = ds.generate(model, ["PROSPERO:\n", "MIRANDA:\n"] * 4, max_new_tokens=48, seed=1, speculate=True,
+                        speculation=counts)  # fmt: skip
+    assert all(texts) and counts.steps
+
+
+def test_its_record_says_what_the_drafter_does_on_text_that_it_never_saw():
+    found = example_record("draft")
+    assert found["command"] == command("draft", found["steps"]) and found["steps"] == len(found["losses"])
+    for name in ("held_out", "devil"):
+        assert found[name]["blocks"] > 3_000 and found[name]["accepted_length"][-1] > 2.5
+        assert sorted(found[name]["accepted_length"]) == found[name]["accepted_length"]
+    assert found["held_out"]["blocks"] >= 4_000
+    rows = rows_of(Corpus.from_texts(ds.example("text").tokenizer, documents("devil", "held_out")), most=16)
+    again = acceptance(drafts_on(ds.example("draft"), rows, every=32))
+    # A part of the text and other draws: a tenth is three times what they scatter by.
+    assert again["accepted_length"][-1] == pytest.approx(found["devil"]["accepted_length"][-1], abs=0.3)
+
+
+def test_confidences_are_right_on_a_domain_that_nothing_was_fitted_on():
+    error = example_record("draft")["devil"]
+    assert error["after"]["error"] <= max(0.015, error["before"]["error"] / 2)
+    low, high = error["after"]["interval"]
+    assert low < high
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_a_toy_of_a_task_is_what_its_recipe_says_and_has_learned_the_task(name):
     torch.set_num_threads(1)
@@ -114,7 +157,7 @@ def test_the_toy_of_dialogues_answers_as_well_after_a_hit():
         assert by_hit["all"]["kl"] > 1e-6 and by_hit["cold"]["kl"] == 0
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", [*TASKS, "draft"])
 def test_a_toy_of_a_task_is_stored_in_float32_so_that_training_can_go_on(name):
     (shard,) = example_folder(name).glob("*.safetensors")
     with safe_open(shard, "pt") as file:
@@ -182,9 +225,29 @@ def test_a_toy_of_a_task_is_made_bit_for_bit(made, capsys):
     assert all(torch.equal(stored[key], tensor) for key, tensor in again.state_dict().items())
 
 
+def test_a_drafter_is_made_bit_for_bit_and_a_stopped_training_goes_on(made, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(make_example, "DRAFTING", DraftConfig(batch_size=2, anchors=8))
+    measured = make_example.make_draft
+    monkeypatch.setattr(make_example, "make_draft", lambda steps, out, seed, most, run: measured(
+        steps, out, seed, 600, run))  # fmt: skip
+    out, run = made / "examples" / "draft", tmp_path / "run"
+    make_example.main(["draft", "--steps", "2", "--seed", "3", "--out", str(out), "--run", str(run)])
+    verify(made)
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == example_record("draft") and printed["steps"] == 2 and printed["tokens"] == 2 * 2 * 256
+    again = ds.example("text")
+    again.add_draft(seed=3)
+    training = Corpus.from_texts(again.tokenizer, [text for name in TRAINED_ON for text in documents(name)])
+    ds.train_draft(again, training, DraftConfig(steps=2, batch_size=2, anchors=8, seed=3), progress=False)
+    stored = ds.example("draft").state_dict()
+    assert all(torch.equal(stored[key], tensor) for key, tensor in again.state_dict().items())
+    make_example.main(["draft", "--steps", "2", "--seed", "3", "--out", str(out), "--run", str(run)])
+    assert json.loads(capsys.readouterr().out) == printed  # nothing was left to train
+
+
 def test_without_steps_the_shipped_number_is_trained(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(make_example, "make", lambda name, steps, out, seed: asked.append(steps) or {})
+    monkeypatch.setattr(make_example, "make", lambda name, steps, out, seed, run: asked.append(steps) or {})
     make_example.main(["needle", "--out", str(tmp_path / "out")])
     assert asked == [EXAMPLES["needle"]]
 
@@ -195,12 +258,13 @@ def test_a_folder_with_something_else_is_refused_before_training(tmp_path):
         make_example.make("text", 1, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["text", "needle"])
+@pytest.mark.parametrize("name", ["text", "needle", "draft"])
 def test_an_interrupted_training_stores_nothing(name, tmp_path, monkeypatch):
-    def interrupted(model, training, **options):
+    def interrupted(*arguments, **options):
         return History(losses=[1.0], interrupted=True)
 
-    monkeypatch.setattr(make_example, "train", interrupted)
+    for training in ("train", "train_draft"):
+        monkeypatch.setattr(make_example, training, interrupted)
     with pytest.raises(KeyboardInterrupt, match="after 1 of 9 steps"):
         make_example.make(name, 9, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -24,12 +24,14 @@ if TYPE_CHECKING:  # editors and type checkers see the names at once
     from tinyds41.trace import Trace
     from tinyds41.train.evaluate import evaluate
     from tinyds41.train.examples import example
+    from tinyds41.train.train_draft import DraftConfig, train_draft
     from tinyds41.train.trainer import train
 
 # Public name -> module that defines it. Imported at first use: `tinyds41 --help` and a plan need no torch.
 _HOMES = {
     "Cache": "tinyds41.infer.cache",
     "Config": "tinyds41.config",
+    "DraftConfig": "tinyds41.train.train_draft",
     "LayerPlan": "tinyds41.plan",
     "Model": "tinyds41.model.transformer",
     "NGramDrafter": "tinyds41.infer.ngram_drafter",
@@ -48,12 +50,14 @@ _HOMES = {
     "load_on_host": "tinyds41.infer.engram_host",
     "preset_names": "tinyds41.config",
     "save": "tinyds41.checkpoint.write",
+    "train_draft": "tinyds41.train.train_draft",
     "variant": "tinyds41.model.variant",
 }
 
 __all__ = [
     "Cache",
     "Config",
+    "DraftConfig",
     "LayerPlan",
     "Model",
     "NGramDrafter",
@@ -73,6 +77,7 @@ __all__ = [
     "preset_names",
     "save",
     "train",
+    "train_draft",
     "variant",
 ]
 

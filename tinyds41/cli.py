@@ -27,6 +27,7 @@ COMMANDS = {
     "flops": Command("tinyds41.cost.flops_command", "work per generated token and per prompt"),
     "bench": Command("tinyds41.bench.bench_command", "measure speed and memory on this machine"),
     "train": Command("tinyds41.train.train_command", "train a model on a text or a task"),
+    "train-draft": Command("tinyds41.train.train_draft_command", "train a drafter for a model folder"),
     "eval": Command("tinyds41.train.eval_command", "evaluate a model folder on held-out text or on a task"),
     "ablate": Command("tinyds41.train.ablate_command", "train with one thing changed, over seeds"),
     "lessons": Command("tinyds41.course.lessons_command", "execute or check the lesson notebooks"),

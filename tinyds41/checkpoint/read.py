@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,8 +18,9 @@ from tinyds41.checkpoint.cut import first_layers, missing_targets
 from tinyds41.checkpoint.expected import Match, match_tensors
 from tinyds41.checkpoint.headers import ModelFolder, Stored
 from tinyds41.checkpoint.layout import CONFIG, FP4, ROWS, TILES, TOKENIZER, format_on_disk
-from tinyds41.checkpoint.names import to_released
+from tinyds41.checkpoint.names import DRAFT, to_released
 from tinyds41.config import Config
+from tinyds41.model.dspark import DSpark
 from tinyds41.model.transformer import Model
 from tinyds41.ops import Ops
 from tinyds41.tokenizer import Tokenizer
@@ -71,6 +73,28 @@ def load(
         device=device, seed=None, engram=engram, draft=draft)  # fmt: skip
     _fill(to_released(model.state_dict()), match, files.path)
     return model
+
+
+def load_draft(model: Model, folder: str | Path) -> DSpark:
+    """Gives a backbone the drafter that `save_draft` wrote, and its temperatures.
+
+    Raises: ValueError where the folder's config is not the model's, naming the fields, and as `load`, for tensors of
+        the drafter; FileNotFoundError; MemoryError before allocating.
+    Source: spec 13 for the names; a folder of a drafter alone is ours.
+    """
+    files = ModelFolder(folder)
+    differ = [f"{field.name}={theirs!r} there and {mine!r} here" for field in dataclasses.fields(Config)
+              if (theirs := getattr(files.config, field.name)) != (mine := getattr(model.config, field.name))
+              and field.name not in ("dspark_temperatures", "extra")]  # fmt: skip
+    if differ:
+        raise ValueError(f"the drafter in {files.path} belongs to another model: {', '.join(differ)}")
+    shapes = {name: shape for name, shape in _shapes(files, files.config, draft=True).items() if name.startswith(DRAFT)}
+    match = match_tensors(files, shapes, 0)
+    draft = model.add_draft()
+    own = {name: tensor for name, tensor in to_released(model.state_dict()).items() if name.startswith(DRAFT)}
+    _fill(own, match, files.path)
+    model.config = model.config.replace(dspark_temperatures=files.config.dspark_temperatures)
+    return draft
 
 
 @contextmanager

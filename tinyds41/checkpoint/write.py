@@ -23,7 +23,7 @@ from tinyds41.checkpoint.layout import (
     scale_name,
     shard_name,
 )
-from tinyds41.checkpoint.names import to_released
+from tinyds41.checkpoint.names import DRAFT, to_released
 from tinyds41.checkpoint.replace import replacing
 from tinyds41.model.transformer import Model
 
@@ -59,15 +59,30 @@ def save(
         model.config.to_json(partial / CONFIG)
         if model.tokenizer is not None:
             model.tokenizer.save(partial)
-        _write_shards(model, partial, quantize, max_shard_bytes)
+        _write_shards(_stored_tensors(model, quantize), partial, max_shard_bytes)
     return folder
 
 
-def _write_shards(model: Model, folder: Path, quantize: bool, max_shard_bytes: int) -> None:
+def save_draft(model: Model, folder: str | Path) -> Path:
+    """Writes the drafter alone, bit for bit, with the model's config: `load_draft` adds it to the backbone again.
+
+    Raises: ValueError for a model without a drafter or weights; FileExistsError and OSError as `save`.
+    """
+    if model.drafter.device.type == "meta":
+        raise ValueError("the model is on the meta device: it has no weights to save")
+    folder = Path(folder).resolve()
+    own = {name: tensor for name, tensor in to_released(model.state_dict()).items() if name.startswith(DRAFT)}
+    with replacing(folder) as partial:
+        model.config.to_json(partial / CONFIG)
+        _write_shards(({name: tensor.cpu().contiguous()} for name, tensor in own.items()), partial, MAX_SHARD_BYTES)
+    return folder
+
+
+def _write_shards(stored: Iterator[dict[str, Tensor]], folder: Path, max_shard_bytes: int) -> None:
     """Shards under provisional names, as their number is known only at the end; then the index."""
     shards: list[list[str]] = []
     total_bytes = 0
-    for tensors in _shards(_stored_tensors(model, quantize), max_shard_bytes):
+    for tensors in _shards(stored, max_shard_bytes):
         shards.append(list(tensors))
         total_bytes += sum(tensor.nbytes for tensor in tensors.values())
         save_file(tensors, folder / f"{len(shards)}", metadata={"format": "pt"})

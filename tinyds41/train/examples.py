@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from tinyds41.checkpoint.layout import is_model_folder
-from tinyds41.checkpoint.read import load
+from tinyds41.checkpoint.read import load, load_draft
 from tinyds41.model.transformer import Model
 from tinyds41.train.corpus import data_folder
 
 # And the steps that each was trained.
-EXAMPLES = {"text": 300, "needle": 260, "choosers": 190, "facts": 180, "relay": 120, "entries": 70, "replay": 260}
+EXAMPLES = {"text": 300, "needle": 260, "choosers": 190, "facts": 180, "relay": 120, "entries": 70, "replay": 260,
+            "draft": 600}  # fmt: skip
+DRAFT = "draft"  # a drafter alone, for the backbone of "text"
 FOLDER = "examples"  # inside the data folder
 RECORD = "example.json"  # beside the model's files: the command that made it, and what it measured
 
@@ -22,10 +24,16 @@ def example(name: str) -> Model:
 
     Its weights are in the released FP8 and FP4 formats on disk, and float32 once loaded. The others have learned a
     made-up task or its beginning and have no tokenizer: needle (lesson 05), choosers (lesson 04), facts (lesson 10),
-    relay (lesson 07), entries (lesson 02) and replay (dialogues that go on from a store).
+    relay (lesson 07), entries (lesson 02) and replay (dialogues that go on from a store). `example("draft")` is the
+    text's model, bit for bit, with a drafter: `generate(model, ..., speculate=True)`.
     Raises: ValueError for an unknown name, naming those there are; FileNotFoundError when its files are not there.
     """
-    return load(example_folder(name))
+    folder = example_folder(name)
+    if name != DRAFT:
+        return load(folder)
+    model = load(example_folder("text"))
+    load_draft(model, folder)
+    return model
 
 
 def example_folder(name: str) -> Path:

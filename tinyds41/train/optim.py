@@ -151,12 +151,13 @@ def learning_rate_at(step: int, *, base: float, warmup: int, steps: int) -> floa
 
 
 @torch.no_grad()
-def move_gate_biases(model: Model, load: Tensor, rate: float = BIAS_STEP) -> None:
+def move_gate_biases(model: Model, load: Tensor, rate: float = BIAS_STEP, *, blocks: str = "layers") -> None:
     """bias_e += rate sign(mean load - load_e): the too busy are chosen less.
 
+    blocks: "mtp" moves those of the draft blocks.
     Shapes: load [L,E]. Source: spec 8.
     """
     step_LE = rate * torch.sign(load.mean(-1, keepdim=True) - load)
     for layer, step_E in enumerate(step_LE):
-        bias = model.get_parameter(f"layers.{layer}.ffn.gate.bias")
+        bias = model.get_parameter(f"{blocks}.{layer}.ffn.gate.bias")
         bias.add_(step_E.to(bias.dtype))

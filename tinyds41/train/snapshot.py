@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,38 @@ def read_snapshot(folder: Path) -> Snapshot:
     if found != expected:
         raise ValueError(f"{path} is damaged: its sha256 is {found}, its header says {expected}")
     return Snapshot(path, json.loads(record), tensors)
+
+
+def hash_of(tensors: Iterable[Tensor | None]) -> str:
+    """What tells the rows of one run, or the weights of one model, from those of another."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(b"none" if tensor is None else tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def require_same_run(
+    snapshot: Snapshot, identity: Mapping[str, Any], defaults: Mapping[str, Any], free: Sequence[str] = ()
+) -> None:
+    """A snapshot goes on under the configs and with the rows it was made with, or it would be another run.
+
+    identity: the configs "train" and "model", and the hash "rows". defaults: of "train"; a field that the snapshot
+        lacks is younger than it: it was trained with what is now the default. free: fields that may change.
+    Raises: ValueError naming the fields that differ, with both values.
+    """
+    now = json.loads(json.dumps({**identity["train"], **_fields(identity["model"])}))  # tuples as lists, as there
+    before = {**defaults, **snapshot.record["train"], **_fields(snapshot.record["model"])}
+    different = [f"{name}={before.get(name)!r} there and {now.get(name)!r} here" for name in sorted({*now, *before})
+                 if before.get(name) != now.get(name) and name not in free]  # fmt: skip
+    if not different and snapshot.record["rows"] != identity["rows"]:
+        different = ["other rows there than here, of another text or task"]
+    if different:
+        raise ValueError(f"the snapshot in {snapshot.path.parent} is of another run: {'; '.join(different)}")
+
+
+def _fields(released: dict[str, Any]) -> dict[str, Any]:
+    """A model's fields in one level: the released layout nests those of the text model."""
+    return {**released, **released.get("text_config", {}), "text_config": None}
 
 
 def _seal(record: str, tensors: Mapping[str, Tensor]) -> str:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,10 +20,11 @@ from tinyds41.train.corpus import Batch
 from tinyds41.train.finite import first_not_finite, gradient_not_finite, require_finite, require_finite_weights
 from tinyds41.train.history import History
 from tinyds41.train.indexer_loss import indexer_loss, is_dense, recall, sample_queries, teachers
+from tinyds41.train.interrupt import interrupt_as_flag
 from tinyds41.train.losses import IGNORED, balance, cross_entropy, run, targets
 from tinyds41.train.optim import learning_rate_at, move_gate_biases, optimizers, require_trainable, set_learning_rate
 from tinyds41.train.replay import Hits, draw_hits, run_replayed
-from tinyds41.train.snapshot import Snapshot, read_snapshot, save_snapshot
+from tinyds41.train.snapshot import Snapshot, hash_of, read_snapshot, require_same_run, save_snapshot
 from tinyds41.train.step_log import StepLog
 from tinyds41.train.train_config import TrainConfig
 
@@ -82,7 +79,7 @@ def train(
     # Once a second: a notebook's bar sends messages, and a cell that sends a thousand unread loses the last ones.
     bar = tqdm(total=config.steps, initial=first, disable=not progress, unit="step", mininterval=1.0)
     log = nullcontext() if folder is None else StepLog(folder, first)
-    with bar, log, _interrupt_as_flag() as interrupt:
+    with bar, log, interrupt_as_flag() as interrupt:
         for step in range(first, config.steps):
             _step(plain if step < config.quantize_from else model, corpus, optimizer, config, history, step)
             if isinstance(log, StepLog):
@@ -103,43 +100,19 @@ def train(
 
 def _identity(model: Model, corpus: Batches, config: TrainConfig) -> dict[str, Any]:
     """What decides a run: both configs, and a hash of the rows of step 0, which tell one text or task from another."""
-    first = corpus.batch(0, config.batch_size, config.length, config.seed)
-    digest = hashlib.sha256()
-    for tensor in first:
-        digest.update(b"none" if tensor is None else tensor.cpu().numpy().tobytes())
-    return {"train": config.to_dict(), "model": model.config.to_dict(), "rows": digest.hexdigest()}
+    rows = hash_of(corpus.batch(0, config.batch_size, config.length, config.seed))
+    return {"train": config.to_dict(), "model": model.config.to_dict(), "rows": rows}
 
 
 def _resumed(
     snapshot: Snapshot, identity: dict[str, Any], model: Model, optimizer: torch.optim.Optimizer
 ) -> History:  # fmt: skip
-    """Loads a snapshot of the same run; returns what it showed so far. Raises: ValueError, see `_require_same_run`."""
-    _require_same_run(snapshot, identity)
+    """Loads a snapshot of the same run; returns what it showed so far. Raises: ValueError, see `require_same_run`."""
+    require_same_run(snapshot, identity, TrainConfig().to_dict(), FREE_ON_RESUME)
     snapshot.restore(model, optimizer)
     history = History(**snapshot.record["history"])
     history.interrupted = False
     return history
-
-
-def _require_same_run(snapshot: Snapshot, identity: dict[str, Any]) -> None:
-    """A snapshot goes on under the configs and with the rows it was made with, or it would be another run.
-
-    A field that it lacks is younger than it: it was trained with what is now the default.
-    Raises: ValueError naming the fields that differ, with both values.
-    """
-    now = json.loads(json.dumps({**identity["train"], **_fields(identity["model"])}))  # tuples as lists, as there
-    before = {**TrainConfig().to_dict(), **snapshot.record["train"], **_fields(snapshot.record["model"])}
-    different = [f"{name}={before.get(name)!r} there and {now.get(name)!r} here" for name in sorted({*now, *before})
-                 if before.get(name) != now.get(name) and name not in FREE_ON_RESUME]  # fmt: skip
-    if not different and snapshot.record["rows"] != identity["rows"]:
-        different = ["other rows there than here, of another text or task"]
-    if different:
-        raise ValueError(f"the snapshot in {snapshot.path.parent} is of another run: {'; '.join(different)}")
-
-
-def _fields(released: dict[str, Any]) -> dict[str, Any]:
-    """A model's fields in one level: the released layout nests those of the text model."""
-    return {**released, **released.get("text_config", {}), "text_config": None}
 
 
 def _require_room(model: Model, config: TrainConfig) -> None:
@@ -271,32 +244,3 @@ def clip(model: Model, largest: float, step: int) -> None:
             require_finite("gradient norm", norm, step, gradient_not_finite(model))
     for parameters in parts.values():
         torch.nn.utils.clip_grad_norm_(parameters, largest)
-
-
-@dataclass
-class _Interrupt:
-    requested: bool = False
-
-
-@contextmanager
-def _interrupt_as_flag() -> Iterator[_Interrupt]:
-    """Ctrl-C sets a flag that is read between steps: half an update is never saved.
-
-    A second one stops at once.
-    """
-    interrupt = _Interrupt()
-
-    def remember(number: int, frame: Any) -> None:
-        if interrupt.requested:
-            raise KeyboardInterrupt
-        interrupt.requested = True
-
-    try:
-        before = signal.signal(signal.SIGINT, remember)
-    except ValueError:  # not the main thread: signals are not ours to catch
-        yield interrupt
-        return
-    try:
-        yield interrupt
-    finally:
-        signal.signal(signal.SIGINT, before)
