@@ -15,7 +15,7 @@ from tinyds41.course.lesson_11 import (
     WeightBytes,
     check_correction,
     check_depth,
-    check_tokens_per_step,
+    check_tokens,
     chi_square,
     cost_ratios,
 )
@@ -53,11 +53,11 @@ def first_fall(acceptance, draft, steps):
     return next((n for n in range(len(speed) - 1) if speed[n + 1] <= speed[n]), len(speed) - 1)
 
 
-RIGHT = [(check_tokens_per_step, on_average), (check_correction, correction), (check_depth, best_depth)]
+RIGHT = [(check_tokens, on_average), (check_correction, correction), (check_depth, best_depth)]
 WRONG = [
-    (check_tokens_per_step, lambda c: 1 + sum(c), r"for the confidences \[1.0, 1.0\]|\[0.9, 0.0, 1.0\]"),
-    (check_tokens_per_step, lambda c: on_average(c) - 1, "for the confidences .*tokens is wrong"),
-    (check_tokens_per_step, lambda c: 1 + len(c) * c[-1], "wrong|cannot be used"),
+    (check_tokens, lambda c: 1 + sum(c), r"for the confidences \[1.0, 1.0\]|\[0.9, 0.0, 1.0\]"),
+    (check_tokens, lambda c: on_average(c) - 1, "for the confidences .*tokens is wrong"),
+    (check_tokens, lambda c: 1 + len(c) * c[-1], "wrong|cannot be used"),
     (check_correction, lambda p, q: p, "with a chance that is off by 0"),
     (check_correction, lambda p, q: p - q, "are no chances"),
     (check_correction, lambda p, q: (p - q).clamp(min=0), "are no chances"),

@@ -97,7 +97,7 @@ def _bytes(share: Share, experts: float) -> float:
     return whole * experts / share.shape[0] if len(share.shape) == 3 else whole
 
 
-def check_tokens_per_step(answer: Callable[[Sequence[float]], float]) -> None:
+def check_tokens(answer: Callable[[Sequence[float]], float]) -> None:
     """Exercise 1: expected tokens of a step from confidences, each given that all tokens before it stand."""
 
     def complaint(answer: Callable[[Sequence[float]], float]) -> str | None:

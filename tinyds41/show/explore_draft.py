@@ -38,7 +38,7 @@ class DraftedToken:
 
 
 @dataclass(frozen=True)
-class DraftStep:
+class WatchedStep:
     """One run of the model: what was drafted behind the anchor, what it wrote, and what the session held.
 
     text: ids up to and with the anchor, which no session has read before the step. next_token: the model's own, behind
@@ -80,7 +80,7 @@ class _Watched(Writer):
 def draft_steps(
     model: Model, prompt: str | Sequence[int], *, max_new_tokens: int = 24, temperature: float = 1.0, seed: int = 0,
     speculate: bool | Drafter = True, draft_tokens: int | None = None,
-) -> list[DraftStep]:  # fmt: skip
+) -> list[WatchedStep]:  # fmt: skip
     """The steps of `generate` with these options, which writes the same text. The first token comes from the prefill.
 
     prompt: a text, or token ids.
@@ -117,11 +117,11 @@ def _held(session: Session) -> dict[str, int]:
 def _step(
     text: Sequence[int], judged: tuple[Draft, Tensor, Tensor] | None, written: Sequence[int],
     held: Sequence[dict[str, int]],
-) -> DraftStep:  # fmt: skip
+) -> WatchedStep:  # fmt: skip
     kinds = {kind: (held[0][kind], held[1][kind], held[2][kind]) for kind in held[0]}
     drafted = () if judged is None else tuple(
         _drafted(*judged, place, accepted=len(written) - 1) for place in range(len(judged[2])))  # fmt: skip
-    return DraftStep(tuple(text), drafted, written[-1], kinds.pop("tokens"), kinds)
+    return WatchedStep(tuple(text), drafted, written[-1], kinds.pop("tokens"), kinds)
 
 
 def _drafted(draft: Draft, p: Tensor, u: Tensor, place: int, accepted: int) -> DraftedToken:
@@ -132,7 +132,7 @@ def _drafted(draft: Draft, p: Tensor, u: Tensor, place: int, accepted: int) -> D
         None if place > accepted else place < accepted)  # fmt: skip
 
 
-def draft_view(model: Model, steps: Sequence[DraftStep], step: int = 1) -> str:
+def draft_view(model: Model, steps: Sequence[WatchedStep], step: int = 1) -> str:
     """One step as text: the draft token by token, what was written, and the stores before and after the rollback.
 
     step: from 1.
