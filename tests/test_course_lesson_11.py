@@ -84,7 +84,7 @@ def test_costs_are_told_for_every_depth_and_leave_the_model_alone():
     model = scattered(DRAFTING, draft=True)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     found = cost_ratios(model, context=12, rounds=2)
-    assert list(found) == list(range(DRAFTING.dspark_block_size + 1)) and found[0] == 1
+    assert list(found) == list(range(6)) and found[0] == 1
     assert all(cost > 0 for cost in found.values())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     with pytest.raises(ValueError, match="drafter"):
@@ -113,13 +113,15 @@ def test_more_tokens_read_experts_of_their_own_until_all_are_read():
 def test_a_draft_reads_its_blocks_once_and_the_output_head():
     flash = ds.Config.preset("flash")
     weights = WeightBytes(flash)
-    D, inner, E = flash.hidden_size, flash.moe_intermediate_size, flash.dspark_n_routed_experts
+    D, inner = flash.hidden_size, flash.moe_intermediate_size
+    E, A, slots, rank = 128, 3, 5, 256
+    assert (flash.dspark_n_routed_experts, flash.dspark_num_experts_per_tok) == (E, A)
+    assert (flash.dspark_block_size, flash.dspark_markov_rank) == (slots, rank)
     expert = 2 * matrix_bytes(FP4, inner, D) + matrix_bytes(FP4, D, inner)
-    slots = flash.dspark_block_size
-    met = {n: E * (1 - (1 - flash.dspark_num_experts_per_tok / E) ** (n * slots)) for n in (1, 7)}
-    rows = 6 * slots * flash.dspark_markov_rank * 2  # of the Markov table, one per slot
+    met = {n: E * (1 - (1 - A / E) ** (n * slots)) for n in (1, 7)}
+    rows = 6 * slots * rank * 2  # of the Markov table, one per slot
     assert weights.draft(7) - weights.draft(1) == pytest.approx(3 * (met[7] - met[1]) * expert + rows, rel=1e-9)
     rest = weights.draft(1) - 3 * met[1] * expert
-    assert rest > 2 * flash.vocab_size * (D + flash.dspark_markov_rank)  # output and Markov head, 2 bytes a number
+    assert rest > 2 * flash.vocab_size * (D + rank)  # output and Markov head, 2 bytes a number
     with pytest.raises(ValueError, match="no draft blocks"):
         WeightBytes(NANO.replace(num_nextn_predict_layers=0, dspark_target_layer_ids=[]))

@@ -63,7 +63,8 @@ def test_each_token_has_the_chances_it_was_drawn_and_judged_by(model):
         open_ = True
         for place, one in enumerate(step.drafted):
             assert one.p == pytest.approx(float(p[place, one.token]), rel=1e-9)
-            assert 0 < one.q < 1 and 0 <= one.u < 1 and 0 < one.confidence < 1
+            assert 0 < one.q < 1 and 0 <= one.u < 1
+            assert one.confidence is not None and 0 < one.confidence < 1
             assert one.stands is (one.u * one.q < one.p if open_ else None)
             open_ = open_ and one.stands
 
@@ -144,7 +145,8 @@ def test_a_text_model_is_shown_in_words():
     assert lines[1] == "text ...KING:↵the king" and lines[2].startswith("anchor ")
     generated = ds.generate(speaking, "KING:\nthe king", max_new_tokens=4, seed=0, speculate=True)
     ids = [*steps[-1].text, *(one.token for one in steps[-1].drafted[: steps[-1].accepted]), steps[-1].next_token]
-    assert speaking.tokenizer.decode(ids) == "KING:\nthe king" + generated
+    assert speaking.tokenizer is not None
+    assert speaking.tokenizer.decode(ids) == f"KING:\nthe king{generated}"
 
 
 # ---------------------------------------------------------------------------------------------- widget
@@ -175,7 +177,7 @@ def test_a_shorter_text_of_another_seed_shows_its_last_step(model):
     """The slider may stand behind the end of the new text."""
     pytest.importorskip("ipywidgets")
     counts = {seed: len(draft_steps(model, PROMPT, max_new_tokens=10, seed=seed)) for seed in range(12)}
-    longer, shorter = max(counts, key=counts.get), min(counts, key=counts.get)
+    longer, shorter = max(counts, key=lambda seed: counts[seed]), min(counts, key=lambda seed: counts[seed])
     assert counts[shorter] < counts[longer]
     found = parts(explore_draft(model, PROMPT, max_new_tokens=10, seed=longer))
     found["step"].value = counts[longer]

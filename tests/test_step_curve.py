@@ -8,10 +8,12 @@ import logging
 import numpy as np
 import pytest
 import torch
-from models import NANO
+from models import NANO, scattered
 from sessions import SHORT, fed_session
 
 from tinyds41.infer import step_curve
+from tinyds41.infer.draft import Sampling
+from tinyds41.infer.dspark_drafter import DSparkDrafter
 from tinyds41.infer.step_curve import StepCurve, cached_curve, default_folder, measure_curve
 from tinyds41.model.transformer import Model
 
@@ -110,6 +112,28 @@ def test_a_session_elsewhere_and_random_numbers_are_left_alone(model):
     curve = measure_curve(model, tokens=(1, 3), context=5, rounds=1)
     assert curve.tokens == (1, 3) and min(curve.times) > 0
     assert session.fingerprint() == before and torch.equal(torch.get_rng_state(), state)
+
+
+def test_making_drafts_is_timed_by_turns_for_each_number_of_requests(monkeypatch):
+    drafting, now, seen = scattered(draft=True), [0.0], []
+    drafter = DSparkDrafter(drafting)
+
+    class Watched:
+        depth = drafter.depth
+
+        def propose(self, session, anchors, depth, sampling, generators):
+            seen.append((len(anchors), session.lengths[0], depth, len(generators), sampling))
+            now[0] += len(anchors) + (50.0 if len(seen) == 5 else 0.0)
+            return drafter.propose(session, anchors, depth, sampling, generators)
+
+    monkeypatch.setattr(step_curve, "perf_counter", lambda: now[0])
+    curve = step_curve.measure_drafting(Watched(), drafting, requests=(1, 3), context=7, rounds=3)
+    assert curve == StepCurve((1, 3), (1.0, 3.0))
+    assert seen == [(1, 7, drafter.depth, 1, Sampling()), (3, 7, drafter.depth, 3, Sampling())] * 4
+    with pytest.raises(ValueError, match="rounds=0"):
+        step_curve.measure_drafting(drafter, drafting, requests=(1,), rounds=0)
+    with pytest.raises(ValueError, match="rising counts"):
+        step_curve.measure_drafting(drafter, drafting, requests=(3, 1))
 
 
 # --- The file.

@@ -14,13 +14,16 @@ from tinyds41.bench.forward import bench_forward
 from tinyds41.bench.measure import table, write_json
 from tinyds41.bench.prefill import bench_prefill
 from tinyds41.bench.replay import bench_replay
+from tinyds41.bench.schedule import bench_schedule
 from tinyds41.bench.sessions import bench_sessions
+from tinyds41.bench.speculate import bench_speculate
 from tinyds41.bench.store import bench_store
 from tinyds41.memory import set_threads
 
 BENCHES = {
     "decode": bench_decode, "engram": bench_engram, "flat": bench_flat, "forward": bench_forward,
-    "prefill": bench_prefill, "replay": bench_replay, "sessions": bench_sessions, "store": bench_store,
+    "prefill": bench_prefill, "replay": bench_replay, "schedule": bench_schedule, "sessions": bench_sessions,
+    "speculate": bench_speculate, "store": bench_store,
 }  # fmt: skip
 
 
@@ -30,8 +33,8 @@ def add_parser(subparsers) -> None:
     parser.add_argument("--threads", type=int, default=2, help="torch threads (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="timed rounds, taken in turns (default %(default)s)")
     parser.add_argument("--peer", choices=("mlx-lm",), help="decode, prefill: also the same weights there")
-    parser.add_argument("--contexts", type=_contexts, help="tokens, as 1024,4096; not for engram, forward, sessions")
-    parser.add_argument("--rows", type=int, help="engram: rows of the large tables that are written and read")
+    parser.add_argument("--contexts", type=_contexts, help="tokens, as 1024,4096, where contexts differ")
+    parser.add_argument("--rows", type=int, help="engram: rows of its large tables; speculate, schedule: prompts")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here ('-': print JSON only)")
 
 

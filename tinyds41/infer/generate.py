@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tinyds41.infer.draft import Drafter, Sampling
 from tinyds41.infer.padding import left_padded
+from tinyds41.infer.scheduler import Scheduler
 from tinyds41.infer.session import Session
 from tinyds41.infer.speculate import Speculation, Writer, drafter_of
 from tinyds41.model.transformer import Model
@@ -22,7 +23,7 @@ def generate(
     model: Model | Session, prompt: str | Sequence[str], *, max_new_tokens: int = 100, temperature: float = 1.0,
     top_k: int | None = None, top_p: float | None = None, seed: int = 0, stop_ids: Iterable[int] = (),
     stop: str | Sequence[str] = (), mode: str = "exact", speculate: bool | Drafter = False,
-    draft_tokens: int | None = None, speculation: Speculation | None = None,
+    draft_tokens: int | None = None, speculation: Speculation | None = None, schedule: Scheduler | None = None,
 ) -> str | list[str]:  # fmt: skip
     """Continues a prompt and returns the new text alone; several prompts run as one batch and give a list.
 
@@ -33,7 +34,8 @@ def generate(
 
     speculate: True, or a `Drafter`: steps of several tokens, that write what single ones would. At temperature 0 these
     are the same tokens; above it they are drawn from the same chances, by other random numbers. draft_tokens: how many
-    are drafted at a time, the drafter's depth where None. speculation: counts what became of them.
+    are drafted at a time, the drafter's depth where None. speculation: counts what became of them. schedule: decides
+    in each step whether tokens are drafted and how many are verified, from the drafter's confidences.
 
     Raises: ValueError for a model without a tokenizer, an empty prompt or stop text, impossible numbers, more tokens
         than max_position_embeddings, several prompts for a session, a drafter that does not suit (`drafter_of`) or
@@ -42,7 +44,7 @@ def generate(
     """
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p,
                "stop_ids": stop_ids, "mode": mode, "speculate": speculate, "draft_tokens": draft_tokens,
-               "speculation": speculation}  # fmt: skip
+               "speculation": speculation, "schedule": schedule}  # fmt: skip
     if isinstance(prompt, str):
         return "".join(stream(model, prompt, stop=stop, seed=seed, **options))
     if isinstance(model, Session):
@@ -97,7 +99,7 @@ def tokens(
     session: Session, ids: Tensor, *, max_new_tokens: int, mask: Tensor | None = None, temperature: float = 1.0,
     top_k: int | None = None, top_p: float | None = None, seed: int = 0, stop_ids: Iterable[int] = (),
     mode: str = "exact", speculate: bool | Drafter = False, draft_tokens: int | None = None,
-    speculation: Speculation | None = None, ended=lambda row: False,
+    speculation: Speculation | None = None, schedule: Scheduler | None = None, ended=lambda row: False,
 ) -> Iterator[list[int | None]]:  # fmt: skip
     """Prefills `ids`, then yields the next id of every row; None for a row that has ended, or waits for others.
 
@@ -110,7 +112,9 @@ def tokens(
     max_new_tokens, stop_ids = operator.index(max_new_tokens), {operator.index(token) for token in stop_ids}
     _check_room(session, ids, mask, max_new_tokens)
     drafter, depth = drafter_of(session, speculate, draft_tokens)
-    writer = Writer(session, sampling, [seed + b for b in range(len(ids))], drafter, depth, speculation)
+    if schedule is not None and drafter is None:
+        raise ValueError("schedule without speculate: there is nobody to draft what it would schedule")
+    writer = Writer(session, sampling, [seed + b for b in range(len(ids))], drafter, depth, speculation, schedule)
     device = session.model.device
     logits = session.prefill(ids.to(device), mode=mode, mask=None if mask is None else mask.to(device))
     rows = [_Row(b, max_new_tokens) for b in range(len(ids))]

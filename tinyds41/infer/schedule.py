@@ -43,9 +43,7 @@ def choose_lengths(confidence: ArrayLike, curve: StepCurve) -> NDArray[np.intp]:
     Raises: ValueError for another shape, no request, a confidence outside 0..1.
     Source: spec 10.6.
     """
-    survivals = survival(confidence)
-    if survivals.ndim != 2 or not len(survivals):
-        raise ValueError(f"confidence is {survivals.shape}: [R,k] of at least one request is needed")
+    survivals = _survivals(confidence)
     n_requests, depth = survivals.shape
     # By rows: of equal survivals a stable sort leaves the lower request first, and in it the lower position.
     order = np.argsort(-survivals.ravel(), kind="stable")
@@ -53,8 +51,36 @@ def choose_lengths(confidence: ArrayLike, curve: StepCurve) -> NDArray[np.intp]:
     admitted = admitted[admitted > 0]
     kept = n_requests + np.append(0.0, admitted.cumsum())
     # (R + sum a) * steps_per_second(R + admitted), for each number of admitted pairs
-    speed = kept * curve.steps_per_second(n_requests + np.arange(len(kept)))
-    falls = np.flatnonzero(np.diff(speed) <= 0)
-    n_admitted = int(falls[0]) if falls.size else len(admitted)
+    n_admitted = _until_it_falls(kept * curve.steps_per_second(n_requests + np.arange(len(kept))))
     # In a row survivals never rise: the admitted pairs of a request are its first positions.
     return np.bincount(order[:n_admitted] // max(depth, 1), minlength=n_requests)
+
+
+def choose_common_length(confidence: ArrayLike, curve: StepCurve) -> int:
+    """One length for all requests, for engines whose step reads equally many tokens of each.
+
+    As `choose_lengths`, but a position is admitted for all requests at once: (R + sum of survivals up to L) * steps
+    per second at R * (1 + L) tokens, as long as it rises.
+
+    Shapes: confidence [R,k], calibrated; 0 from where a request may draft no more -> 0..k.
+    Raises: as `choose_lengths`.
+    Differs: our `extend` pads no rows, so tokens behind a shorter length would be read and thrown away.
+    """
+    survivals = _survivals(confidence)
+    gained = survivals.sum(0)
+    gained = gained[gained > 0]
+    kept = len(survivals) + np.append(0.0, gained.cumsum())
+    return _until_it_falls(kept * curve.steps_per_second(len(survivals) * np.arange(1, len(kept) + 1)))
+
+
+def _survivals(confidence: ArrayLike) -> Numbers:
+    survivals = survival(confidence)
+    if survivals.ndim != 2 or not len(survivals):
+        raise ValueError(f"confidence is {survivals.shape}: [R,k] of at least one request is needed")
+    return survivals
+
+
+def _until_it_falls(speed: Numbers) -> int:
+    """The last place before the first that is not above the one before it."""
+    falls = np.flatnonzero(np.diff(speed) <= 0)
+    return int(falls[0]) if falls.size else len(speed) - 1

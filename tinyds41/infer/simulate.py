@@ -9,14 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tinyds41.infer.schedule import choose_lengths, survival
+from tinyds41.infer.schedule import survival
+from tinyds41.infer.scheduler import Scheduler
 from tinyds41.infer.step_curve import StepCurve
 from tinyds41.tables import aligned
 
 LOADS = tuple(2**i for i in range(9))  # requests that decode together: 1 to 256
 BLOCKS = 8192  # drafts replayed at each load, at least
 Counts = NDArray[np.intp]
-Choose = Callable[[NDArray[np.float64]], Counts]  # confidence [R,k] -> lengths [R]
+Choose = Callable[[NDArray[np.float64]], Counts | None]  # confidence [R,k] -> lengths [R], None without drafts
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ def simulate(
     ways see the same drafts in the same order.
 
     accepted: how many tokens of each draft are accepted where all are verified. drafting: seconds that making the
-    drafts takes by the number of requests, for all ways but fixed length 0; None: nothing. The scheduler reckons
-    with them.
+    drafts takes by the number of requests, in steps that make them; None: nothing. Fixed length 0 makes none, and the
+    scheduler none in most steps at loads where they do not pay.
 
     Shapes: confidence [n,k], calibrated; accepted [n] integers in 0..k.
     Returns: for each load k + 1 fixed lengths, the thresholds, the scheduler.
@@ -69,9 +70,8 @@ def simulate(
     for requests in loads:
         order = replay_order(len(confidence), requests, math.ceil(blocks / requests), seed)
         extra = 0.0 if drafting is None else float(drafting.seconds(requests))
-        for kind, setting, choose in _ways(confidence.shape[1], thresholds, curve.slower(extra)):
-            paid = 0.0 if (kind, setting) == ("fixed", 0) else extra
-            rows.append(_replay(kind, setting, choose, confidence[order], accepted[order], curve.slower(paid)))
+        for kind, setting, choose in _ways(confidence.shape[1], thresholds, Scheduler(curve, drafting)):
+            rows.append(_replay(kind, setting, choose, confidence[order], accepted[order], curve, extra))
     return rows
 
 
@@ -112,27 +112,32 @@ def throughput_table(rows: Sequence[Throughput]) -> str:
         ("requests", *names), ([f"{load:,}", *(found[load, name] for name in names)] for load in loads), left=()))
 
 
-def _ways(depth: int, thresholds: Sequence[float], curve: StepCurve) -> list[tuple[str, float, Choose]]:
+def _ways(depth: int, thresholds: Sequence[float], scheduler: Scheduler) -> list[tuple[str, float, Choose]]:
     def fixed(length: int) -> Choose:
-        return lambda confidence: np.full(len(confidence), length)
+        return lambda confidence: np.full(len(confidence), length) if length else None
 
     def at_least(least: float) -> Choose:
         return lambda confidence: (survival(confidence) >= least).sum(1)
 
+    def scheduled(confidence: NDArray[np.float64]) -> Counts | None:
+        return scheduler.lengths(confidence) if scheduler.begin(len(confidence)) else None
+
     ways: list[tuple[str, float, Choose]] = [("fixed", n, fixed(n)) for n in range(depth + 1)]
     ways += [("threshold", least, at_least(least)) for least in thresholds]
-    return [*ways, ("scheduler", math.nan, lambda confidence: choose_lengths(confidence, curve))]
+    return [*ways, ("scheduler", math.nan, scheduled)]
 
 
 def _replay(
-    kind: str, setting: float, choose: Choose, confidence: NDArray[np.float64], accepted: Counts, curve: StepCurve
-) -> Throughput:
+    kind: str, setting: float, choose: Choose, confidence: NDArray[np.float64], accepted: Counts, curve: StepCurve,
+    drafting: float,
+) -> Throughput:  # fmt: skip
     """Shapes: confidence [steps,R,k], accepted [steps,R]."""
-    lengths = np.stack([choose(step) for step in confidence])
+    chosen = [choose(step) for step in confidence]
+    lengths = np.stack([np.zeros_like(accepted[0]) if own is None else own for own in chosen])
     # What was not verified is not accepted; the model's own token comes on top, behind the last accepted one.
     gained = np.minimum(lengths, accepted) + 1
     requests = lengths.shape[1]
-    seconds = curve.seconds(requests + lengths.sum(1)).sum()
+    seconds = curve.seconds(requests + lengths.sum(1)).sum() + drafting * sum(own is not None for own in chosen)
     return Throughput(kind, setting, requests, float(gained.sum() / seconds), float(gained.mean()),
                       float(lengths.mean()))  # fmt: skip
 

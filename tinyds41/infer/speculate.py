@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tinyds41.infer.draft import Draft, Drafter, Sampling
 from tinyds41.infer.dspark_drafter import DSparkDrafter
+from tinyds41.infer.scheduler import Scheduler
 from tinyds41.infer.session import Session
 from tinyds41.model.transformer import Model
 
@@ -118,12 +119,14 @@ class Writer:
 
     The last token of a row, its anchor, is written and not read. Each row draws from generators of its own, and
     drafts from others than what judges them, so that it writes what it would write alone. (But where the longest row is
-    about to fill max_position_embeddings, all rows draft less.)
+    about to fill max_position_embeddings, all rows draft less. And a scheduler looks at all rows: with one, other rows
+    change which random numbers a row's tokens come from, not the chances they have.)
     """
 
     def __init__(self, session: Session, sampling: Sampling, seeds: Sequence[int], drafter: Drafter | None = None,
-                 depth: int = 0, counts: Speculation | None = None):  # fmt: skip
+                 depth: int = 0, counts: Speculation | None = None, scheduler: Scheduler | None = None):  # fmt: skip
         self.session, self.sampling, self.drafter, self.depth = session, sampling, drafter, depth
+        self.scheduler = scheduler
         self.counts = Speculation() if counts is None else counts
         self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         self.drafting = [_another(seed) for seed in seeds] if drafter else list(self.generators)
@@ -147,10 +150,11 @@ class Writer:
         # All rows read equally many tokens: near the end of the positions of one, none drafts more than it can read.
         room = self.session.model.config.max_position_embeddings - max(self.session.lengths) - 1
         ahead = min(room, max(limits))
-        if self.drafter is not None and ahead:
+        if self.drafter is not None and ahead and (self.scheduler is None or self.scheduler.begin(len(anchors))):
             # Always the whole depth: what a row draws must not follow from how far the others are.
             draft = self.drafter.propose(self.session, ids[:, 0], self.depth, self.sampling, self.drafting)
             draft = check_draft(draft, len(anchors), self.depth, self.n_ids, self.session.model.config.vocab_size)
+            ahead = min(ahead, self._scheduled(draft, limits))
             ids, limits = torch.cat([ids, draft.tokens[:, :ahead]], 1), [min(ahead, n) for n in limits]
         logits = self.session.extend(ids.to(self.session.model.device))
         self.counts.steps, self._ahead = self.counts.steps + 1, ids.shape[1] - 1
@@ -159,6 +163,15 @@ class Writer:
         except BaseException:
             self.settle([1] * len(anchors))
             raise
+
+    def _scheduled(self, draft: Draft, limits: list[int]) -> int:
+        """How many drafted tokens all rows verify. It follows from no token that it admits (spec 10.6)."""
+        if self.scheduler is None:
+            return self.depth
+        if draft.confidence is None:
+            raise ValueError(f"a schedule needs confidences: {type(self.drafter).__name__} gives none")
+        allowed = torch.arange(self.depth) < torch.tensor(limits).unsqueeze(1)
+        return self.scheduler.common_length((draft.confidence.cpu() * allowed).numpy())
 
     def settle(self, taken: Sequence[int]) -> None:
         """Of the last step only the first taken[b] tokens are kept in row b; the last of these is no longer read."""

@@ -8,7 +8,7 @@ import json
 import logging
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
+from tinyds41.infer.draft import Drafter, Sampling
 from tinyds41.infer.session import Session
 from tinyds41.machine import device_name
 from tinyds41.model.transformer import Model
@@ -98,10 +98,37 @@ def measure_curve(
     seconds: dict[int, list[float]] = {count: [] for count in tokens}
     for _ in range(rounds + 1):  # by turns, so that what disturbs the machine disturbs all counts
         for count, times in seconds.items():
-            times.append(_timed(session, ids[:, : count // rows]))
+            times.append(_timed(model.device, lambda count=count: session.extend(ids[:, : count // rows])))
             session.truncate(context)
     medians = (statistics.median(times[1:]) for times in seconds.values())  # the first of each is a warm-up
     return StepCurve(tokens, tuple(medians))
+
+
+def measure_drafting(
+    drafter: Drafter, model: Model, *, requests: Sequence[int], sampling: Sampling | None = None,
+    context: int = CONTEXT, rounds: int = ROUNDS,
+) -> StepCurve:  # fmt: skip
+    """Times `drafter.propose` for each number of requests: medians, in turns. Its `tokens` are requests.
+
+    Raises: ValueError for counts that are not rising or below 1, for rounds below 1.
+    """
+    if rounds < 1:
+        raise ValueError(f"rounds={rounds}: at least one is needed")
+    _check_counts(requests)
+    sampling, sessions = sampling or Sampling(), {count: Session(model) for count in requests}
+    for count, session in sessions.items():
+        session.start(count).fill(context)
+
+    def draft(count: int) -> None:
+        generators = [torch.Generator().manual_seed(row) for row in range(count)]
+        anchors = torch.zeros(count, dtype=torch.long, device=model.device)
+        drafter.propose(sessions[count], anchors, drafter.depth, sampling, generators)
+
+    seconds: dict[int, list[float]] = {count: [] for count in requests}
+    for _ in range(rounds + 1):
+        for count, times in seconds.items():
+            times.append(_timed(model.device, lambda count=count: draft(count)))
+    return StepCurve(tuple(requests), tuple(statistics.median(times[1:]) for times in seconds.values()))
 
 
 def cached_curve(
@@ -151,14 +178,14 @@ def _check_counts(tokens: Sequence[int]) -> None:
         raise ValueError(f"tokens {list(tokens)}: rising counts from 1 on are needed")
 
 
-def _timed(session: Session, ids: Tensor) -> float:
-    cuda = ids.device.type == "cuda"
+def _timed(device: torch.device, work: Callable[[], Any]) -> float:
+    cuda = device.type == "cuda"
     if cuda:
-        torch.cuda.synchronize(ids.device)
+        torch.cuda.synchronize(device)
     started = perf_counter()
-    session.extend(ids)
+    work()
     if cuda:  # the call returns before the device is done
-        torch.cuda.synchronize(ids.device)
+        torch.cuda.synchronize(device)
     return perf_counter() - started
 
 
