@@ -35,6 +35,7 @@ def test_each_draft_is_that_of_its_text_alone(model, sampling):
         session.prefill(rows[:, :place], mode="full")
         draft = DSparkDrafter(model).propose(session, rows[:, place], 5, sampling, [generator])
         assert torch.equal(draft.tokens[0], found.tokens[i])
+        assert draft.confidence is not None
         assert torch.allclose(torch.sigmoid(found.logits[i]), draft.confidence[0], atol=1e-12)
         text = torch.cat([rows[:, : place + 1], draft.tokens], 1)
         p = sampling.chances(model(text)[0, place : place + 5])

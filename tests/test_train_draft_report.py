@@ -24,9 +24,9 @@ def recorded(chances, logits=None, accepted=None) -> RecordedDrafts:
 
 
 def test_acceptance_of_a_position_is_that_of_blocks_that_reach_it():
-    found = acceptance(recorded([[1.0, 0.5], [0.5, 0.0]], accepted=[2, 1]))
-    # Reached by all, survived by 0.75; of these 0.5 go on.
-    assert found["by_position"] == [0.75, 0.3333] and found["accepted_length"] == [1.75, 2.0]
+    found = acceptance(recorded([[1.0, 0.5], [0.5, 1.0]], accepted=[2, 1]))
+    # Reached by all, survived by 0.75; two thirds of these go on.
+    assert found["by_position"] == [0.75, 0.6667] and found["accepted_length"] == [1.75, 2.25]
     assert found["blocks"] == 2 and found["as_drawn"] == 2.5
 
 

@@ -94,7 +94,7 @@ def _order(expected: torch.Tensor, found: torch.Tensor) -> list[int]:
 
 def _block(model, ids: torch.Tensor, place: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A block's acceptance and confidence as a session drafts it, with the text's tokens before each slot."""
-    session, size = Session(model), NANO.dspark_block_size
+    session, size = Session(model), NANO.dspark_block_size or 0
     if place:
         session.prefill(ids[:, :place], mode="full")
     else:

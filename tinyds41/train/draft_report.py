@@ -70,8 +70,8 @@ def acceptance(recorded: RecordedDrafts) -> dict[str, Any]:
     """Acceptance of a position once those before it stood, and tokens per step with the bonus token, by depth."""
     survived = recorded.chances.cumprod(-1).mean(0)
     reached = torch.cat([survived.new_ones(1), survived[:-1]])
-    return {"blocks": len(recorded.chances), "by_position": _rounded(survived / reached),
-            "accepted_length": _rounded(1 + survived.cumsum(0)),
+    return {"blocks": len(recorded.chances), "by_position": _rounded((survived / reached).tolist()),
+            "accepted_length": _rounded((1 + survived.cumsum(0)).tolist()),
             "as_drawn": round(1 + float(recorded.accepted.double().mean()), 4)}  # fmt: skip
 
 
