@@ -177,7 +177,7 @@ pupil = ds.example("text")
 pupil.add_draft(seed=0)
 before = {name: value.clone() for name, value in pupil.state_dict().items() if not name.startswith("mtp.")}
 plays = Corpus.from_texts(pupil.tokenizer, documents("plays"))
-history = train_draft(pupil, plays, steps=STEPS, batch_size=2, length=64, anchors=64, learning_rate=1e-2, warmup=5,
+history = train_draft(pupil, plays, steps=STEPS, batch_size=2, length=64, anchors=32, learning_rate=1e-2, warmup=5,
                       progress=False)  # fmt: skip
 assert all(torch.equal(value, pupil.state_dict()[name]) for name, value in before.items())
 parts = zip(history.losses, history.ce, history.tv, history.confidence, strict=True)
@@ -196,11 +196,11 @@ print(f"place 1: {first:.2f} before, {last:.2f} after {STEPS} steps")
 assert last > first + 0.1
 
 # %% [markdown]
-# Acceptance at each place, given that all before it stand. It rises, first at place 1, which begins from the anchor.
-# The others begin from nothing but noise.
+# Acceptance at each place, given that all before it stand. It rises, first at place 1, whose slot holds the
+# anchor. The other slots hold a *noise* token that means nothing.
 #
-# Places 2 and 5 are nearly alike. A small model that drafts token after token goes astray the farther it runs; here
-# all slots look at the same features.
+# Places 2 and 5 are nearly alike: all slots look at the same features. (Measured along the text, as if all earlier
+# tokens stood.)
 #
 # What the plot does not show: where it ends. The shipped drafter was trained for longer, and its places are nearly
 # equal, as we shall see. From here on we take that one.
@@ -270,8 +270,8 @@ assert found["DSpark"][1] > found["n-grams"][1] + 0.5
 
 # %% [markdown]
 # Many think that drafts do best at 0, where text is most predictable. For this drafter it is the other way round: it
-# learned to have the model's chances, not to find their peak. Text at 0 repeats itself, which suits the n-grams; drawn
-# text does not, and they are nearly useless.
+# learned to have the model's chances, not to find their peak. Text at 0 repeats itself (look at the one further down),
+# which suits the n-grams a little; drawn text does not, and they are nearly useless.
 #
 # What the plot does not show: other models. One whose $p$ is pointed everywhere has little to gain from dice.
 
@@ -290,7 +290,7 @@ print(draft_view(model, steps, chosen))
 explore_draft(model, prompt, max_new_tokens=32, seed=1)
 
 # %% [markdown]
-# Below: what the session holds. The run has read anchor and draft, so rows of tokens that fell are in the stores: in
+# The lower table is what the session holds. The run has read anchor and draft, so rows of tokens that fell are in the stores: in
 # windows, in global entries, in index keys, in unfinished groups. All of that is taken back, exactly.
 
 # %% [markdown]
@@ -386,7 +386,7 @@ print("speed:", {depth: round(gains[depth] / costs[depth], 2) for depth in gains
 # %%
 def record(where, temperature):
     """Drafts along a held-out text, judged by the model."""
-    rows = Corpus.from_texts(model.tokenizer, documents(where, "held_out")).batch(0, 10, 120, 0).ids
+    rows = Corpus.from_texts(model.tokenizer, documents(where, "held_out")).batch(0, 8, 120, 0).ids
     return record_drafts(model, rows, start=40, every=6, sampling=Sampling(temperature))
 
 
