@@ -172,7 +172,7 @@ assert chi_square(counts["q/p, q = p"], p) < 13.28
 # by. BCE teaches a **confidence** $c_k$: the chance that token $k$ stands, if those before it do.
 
 # %%
-STEPS = 30
+STEPS = 25
 pupil = ds.example("text")
 pupil.add_draft(seed=0)
 before = {name: value.clone() for name, value in pupil.state_dict().items() if not name.startswith("mtp.")}
@@ -290,8 +290,8 @@ print(draft_view(model, steps, chosen))
 explore_draft(model, prompt, max_new_tokens=32, seed=1)
 
 # %% [markdown]
-# The lower table is what the session holds. The run has read anchor and draft, so rows of tokens that fell are in the stores: in
-# windows, in global entries, in index keys, in unfinished groups. All of that is taken back, exactly.
+# The lower table is what the session holds. The run has read anchor and draft, so rows of tokens that fell are in the
+# stores: in windows, in global entries, in index keys, in unfinished groups. All of that is taken back, exactly.
 
 # %% [markdown]
 # ## Does it leave a trace?

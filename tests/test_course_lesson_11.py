@@ -94,8 +94,9 @@ def test_costs_are_told_for_every_depth_and_leave_the_model_alone():
 def test_a_step_of_one_token_reads_what_decoding_reads():
     """But for its row of the embedding, which `DecodeTraffic` counts too."""
     flash = ds.Config.preset("flash")
-    row = 2 * flash.hidden_size
-    assert WeightBytes(flash).step(1) == pytest.approx(DecodeTraffic(flash).at(1).weights - row, rel=1e-12)
+    row, decoding = 2 * flash.hidden_size, DecodeTraffic(flash).at(1).weights
+    assert decoding is not None
+    assert WeightBytes(flash).step(1) == pytest.approx(decoding - row, rel=1e-12)
 
 
 def test_more_tokens_read_experts_of_their_own_until_all_are_read():
