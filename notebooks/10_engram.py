@@ -645,7 +645,7 @@ assert refuses(check_opening, lambda g: math.log(g / (1 - g)))
 
 # %% [markdown]
 # [Technical report](https://arxiv.org/abs/2609.19969): §2.4.2. Before it: **lesson 05**, the sparse indexer. Next:
-# **lesson 12**, optimisers by role.
+# **lesson 11**, drafts that are judged.
 
 # %% [markdown]
 # ## 中文小结

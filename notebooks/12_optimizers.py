@@ -627,8 +627,8 @@ assert refuses(check_by_heads, lambda gradient, n_heads: 0.18 * direction(gradie
 # - One moment instead of two halves what training keeps.
 
 # %% [markdown]
-# [Technical report](https://arxiv.org/abs/2609.19969): §2.5, §4.2.2. Before it: **lesson 10**, Engram's tables. Next:
-# **lesson 13**, the flat decode curve.
+# [Technical report](https://arxiv.org/abs/2609.19969): §2.5, §4.2.2. Before it: **lesson 11**, drafts that are judged.
+# Next: **lesson 13**, the flat decode curve.
 
 # %% [markdown]
 # ## 中文小结
