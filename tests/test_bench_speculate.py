@@ -106,7 +106,8 @@ def test_a_step_is_drafted_verified_and_taken_back():
 def test_the_schedule_is_compared_at_each_load(monkeypatch):
     for name, value in {"LENGTH": 40, "START": 16, "EVERY": 8, "REQUESTS": (1, 3)}.items():
         monkeypatch.setattr(schedule, name, value)
-    monkeypatch.setattr(schedule, "measure_curve", lambda model, rounds: StepCurve((1, 8, 64), (0.03, 0.05, 0.09)))
+    curve = StepCurve((1, 8, 64), (0.03, 0.05, 0.09))
+    monkeypatch.setattr(schedule, "measure_curve", lambda model, tokens, rounds: curve)
     result = json.loads(json.dumps(schedule.bench_schedule(1, rows=2, blocks=BLOCKS // 64)))
     assert result["drafts"] == 2 * 3 and list(result["drafting_seconds"]) == ["1", "3"]
     for load, ratio in zip((1, 3), result["ratios"].values(), strict=True):

@@ -12,13 +12,14 @@ from tinyds41.bench.speculate import held_out
 from tinyds41.infer.dspark_drafter import DSparkDrafter
 from tinyds41.infer.record_drafts import record_drafts
 from tinyds41.infer.simulate import BLOCKS, Throughput, over_best_fixed, simulate
-from tinyds41.infer.step_curve import measure_curve, measure_drafting
+from tinyds41.infer.step_curve import POINTS, measure_curve, measure_drafting
 from tinyds41.model.transformer import Model
 from tinyds41.train.calibrate import confidences
 from tinyds41.train.examples import example
 
 PASSAGES, LENGTH, START, EVERY = 32, 512, 64, 4  # of the held-out play: 3,552 drafts
 REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+TOKENS = (*POINTS, 512, 1024, 1536)  # up to 256 requests with whole drafts
 THRESHOLDS = (0.3, 0.5, 0.7)
 
 
@@ -33,7 +34,7 @@ def bench_schedule(rounds: int = 3, *, rows: int = PASSAGES, blocks: int = 8 * B
     model = example("draft")
     recorded = record_drafts(model, passages(model, rows), start=START, every=EVERY)
     confidence = confidences(recorded.logits.numpy(), model.config.dspark_temperatures)
-    curve = measure_curve(model, rounds=rounds)
+    curve = measure_curve(model, tokens=TOKENS, rounds=rounds)
     drafting = measure_drafting(DSparkDrafter(model), model, requests=REQUESTS, rounds=rounds)
     found = simulate(confidence, recorded.accepted.numpy(), curve, loads=REQUESTS, thresholds=THRESHOLDS,
                      drafting=drafting, blocks=blocks)  # fmt: skip
